@@ -13,7 +13,8 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from train.checkpoint import metadata
-from train.checkpoint.checkpoint import CheckpointError, cause
+from train.checkpoint.checkpoint import cause
+from train.checkpoint.manifest import CheckpointError
 
 MODEL = "model."  # before the names of weights, as checkpoint.tensor_states has them
 
@@ -24,21 +25,21 @@ class Weights:
     def __init__(self, folder: Path):
         self.folder, self.reader = folder, metadata.Reader(folder)
         try:
-            described = metadata.tensors(self.reader.read_metadata())
+            described = self.reader.tensors()
         except Exception as error:  # whatever a pickle raises
             raise CheckpointError(
                 f"{folder}: its .metadata cannot be read ({cause(error)})"
             ) from None
         found = {
-            key.removeprefix(MODEL): facts
-            for key, facts in described.items()
+            key.removeprefix(MODEL): (tuple(size), dtype)
+            for key, (size, dtype) in described.items()
             if key.startswith(MODEL)
         }
-        if not found or any(facts.properties.dtype != torch.float32 for facts in found.values()):
+        if not found or any(dtype != torch.float32 for _, dtype in found.values()):
             raise CheckpointError(
                 f"{folder}: holds no weights in float32, as this trainer writes them"
             )
-        self.shapes = {name: tuple(facts.size) for name, facts in found.items()}
+        self.shapes = {name: size for name, (size, _) in found.items()}
 
     def read(self, name: str) -> Tensor:
         """The weight of that name, float32 in the shape that `shapes` has for it. Raises CheckpointError."""

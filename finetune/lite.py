@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from finetune.adapter import Adapters, adapters_of, in_file
 from settings.config import Config
-from train.checkpoint.checkpoint import cause, refuse_misfit
+from train.checkpoint.checkpoint import cause, together
 from train.distributed.parallel import bare, local, part_of, replicate, weights_of
 from train.distributed.world import from_first, to_first
 from train.optim import Optimizer
@@ -31,8 +31,8 @@ AT_ONCE = 2**26  # bytes that are sent to the first process at a time
 
 
 class Lite:
-    """Written where CHECKPOINT_MODE=lite says so, and read wherever one is found. Its methods are those of
-    train/checkpoint/saver.py's Lite."""
+    """Written where CHECKPOINT_MODE=lite says so, and read wherever one is found. `due`, `copied` and `write`
+    are for train/checkpoint/saver.py."""
 
     def __init__(self, c: Config, description: dict[str, Any]):
         """description: peft's, as adapter_config.json has it."""
@@ -93,14 +93,11 @@ class Lite:
     def load(self, folder: Path, model: nn.Module, optimizer: Optimizer, shared: bool) -> None:
         """Read the adapters in place, each process its own rows. shared: all see the folder; else those of the first
         node read it, and the others get what they hold copies of. Raises CheckpointError, on all processes."""
-        problem, weights = None, adapters_of(bare(model))
+        weights = adapters_of(bare(model))
         weights_of(model)
-        try:
+        with together(folder, "read"):
             if shared or folder.exists():
                 read(folder / FILE, weights)
-        except (OSError, SafetensorError, ValueError) as error:
-            problem = cause(error)
-        refuse_misfit(folder, problem)
         if not shared:
             replicate([weight.detach() for weight in weights.values()])
         for weight in weights.values():

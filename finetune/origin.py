@@ -31,7 +31,7 @@ from record.durable import write_whole
 from settings import ROOT, SettingsError
 from settings.config import SETTINGS, Config
 from settings.resolve import build_environment, show_path
-from train.checkpoint.checkpoint import committed
+from train.checkpoint.find import committed
 from train.data.data_paths import data_dir
 from train.data.sources.hub import Again, ask
 from train.data.sources.source import CorpusError

@@ -22,7 +22,7 @@ from settings import SettingsError
 from settings.config import Config
 from settings.resolve import find_explicit
 from train.assemble import Attempt, create_job, record_attempt, rehearse_and_resume
-from train.checkpoint.checkpoint import committed
+from train.checkpoint.find import committed
 from train.data.manifest import DataError
 from train.data.sources.source import CorpusError
 from train.data.tokenizer import TokenizerError

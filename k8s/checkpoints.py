@@ -1,23 +1,20 @@
 """The checkpoints of a run, here or on its volume: step, size, age, and whether they are whole.
 
 As train/checkpoint/checkpoint.py writes them: a folder step_N with a manifest of sizes and hashes was written whole. Here the
-hashes are checked; on the volume the sizes are, and make fetch-run checks the hashes of what it brings. That module
-loads torch, which takes seconds and is not there on a machine that only looks after runs.
+hashes are checked; on the volume the sizes are, and make fetch-run checks the hashes of what it brings.
 """
 
 import dataclasses
-import json
 import re
 import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import xxhash
-
 from k8s.cluster.volume import Volume
 from k8s.cluster.words import short_time, table
 from record.run_paths import RunPaths, step_of_checkpoint
+from train.checkpoint.manifest import DAMAGE, OtherFormat, describe, parse_manifest
 
 ASIDE = {
     "tmp": "being written, or left by a killed save",
@@ -26,7 +23,6 @@ ASIDE = {
     "trash": "being deleted",
     "rolled-back": "set aside: the run went back behind it",
 }
-PIECE = 2**22
 
 # Of a folder of checkpoints: the clock, every file with size and time, and all manifests behind a line with their name.
 LOOK = (
@@ -65,18 +61,20 @@ class Checkpoint:
         }
 
 
-def judged(name: str, files: dict[str, int], written: float, text: str | None) -> Checkpoint:
-    """A checkpoint by its listing and the text of its manifest: whether all is there, in full size."""
+def judged(name: str, files: dict[str, int], written: float, content: bytes) -> Checkpoint:
+    """A checkpoint by its listing and its manifest's content: whether all is there, in full size."""
     found = Checkpoint(name, files, written, {})
     if found.step < 0:
         kind = re.search(r"\.(tmp)-|^\.([a-z-]+)-(?=step_|\d)", name)
         found.wrong = ASIDE.get((kind[1] or kind[2]) if kind else "", "no checkpoint")
         return found
     try:
-        manifest = json.loads(text or "")
-        found.manifest = manifest
+        found.manifest = parse_manifest(content, name)
         listed = found.hashes
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except OtherFormat:
+        found.wrong = "of a later version of this code"
+        return found
+    except DAMAGE:
         found.manifest, found.wrong = {}, "damaged: MANIFEST.json is missing or cannot be read"
         return found
     for part, (size, _) in listed.items():
@@ -109,7 +107,10 @@ def parsed(text: str) -> tuple[list[Checkpoint], float]:
     said = {
         head.split("/")[0]: body for head, _, body in (part.partition("\n") for part in manifests)
     }
-    found = [judged(name, files, times[name], said.get(name)) for name, files in folders.items()]
+    found = [
+        judged(name, files, times[name], said.get(name, "").encode())
+        for name, files in folders.items()
+    ]
     return sorted(found, key=order), float(clock)
 
 
@@ -127,10 +128,10 @@ def here(paths: RunPaths, hashes: bool = True) -> list[Checkpoint]:
             [path.stat().st_mtime for path in folder.iterdir()], default=folder.stat().st_mtime
         )
         try:
-            text = (folder / "MANIFEST.json").read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError):
-            text = None
-        one = judged(folder.name, files, written, text)
+            content = (folder / "MANIFEST.json").read_bytes()
+        except OSError:
+            content = b""
+        one = judged(folder.name, files, written, content)
         if hashes and not one.wrong:
             one.wrong = mismatch(folder, one.hashes)
         found.append(one)
@@ -145,20 +146,11 @@ def mismatch(folder: Path, hashes: dict[str, tuple[int, str]]) -> str:
     """The first file whose content is not what the manifest says, in words; "" if all are."""
     for name, (_, digest) in hashes.items():
         try:
-            if xxh3(folder / name) != digest:
+            if describe(folder / name)[1] != digest:
                 return f"damaged: the hash of {name} differs"
         except OSError as error:
             return f"damaged: {name} cannot be read ({error.strerror})"
     return ""
-
-
-def xxh3(path: Path) -> str:
-    """As train/checkpoint/checkpoint.py hashes files."""
-    digest = xxhash.xxh3_64()
-    with open(path, "rb") as file:
-        while piece := file.read(PIECE):
-            digest.update(piece)
-    return digest.hexdigest()
 
 
 def newest_whole(found: Iterable[Checkpoint]) -> Checkpoint | None:

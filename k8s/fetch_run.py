@@ -30,6 +30,7 @@ from record import locks
 from record.durable import flush_folder, write_whole
 from record.run_paths import RunPaths, list_checkpoints, name_checkpoint
 from settings.resolve import show_path
+from train.checkpoint.manifest import CheckpointError, describe, load_manifest
 
 RECORD, HALF = "fetched.json", ".fetch"
 SPARE = 64 * 2**20  # bytes that stay free
@@ -259,8 +260,8 @@ def choose(volume: Volume, step: int | None) -> Checkpoint | None:
 def is_same(chosen: Checkpoint, folder: Path) -> bool:
     """Whether this very checkpoint is here already, in full size."""
     try:
-        manifest = json.loads((folder / "MANIFEST.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        manifest = load_manifest(folder)
+    except CheckpointError:
         return False
     return manifest == chosen.manifest and all(
         (folder / name).is_file() and (folder / name).stat().st_size == size
@@ -318,7 +319,7 @@ def fetch_checkpoint(
     for name, (size, digest) in chosen.hashes.items():
         for again in range(transfer.TRIES):
             transfer.bring(volume, f"{folder}/{name}", size, half / name, meter)
-            if checkpoints.xxh3(half / name) == digest:
+            if describe(half / name)[1] == digest:
                 break
             meter.done -= size
             (half / name).unlink()

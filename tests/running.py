@@ -21,7 +21,7 @@ from tests.constants import MODULES, SITE, constants
 from tests.faults import inject
 from tests.processes import run_trainer
 from train import loop
-from train.checkpoint import checkpoint
+from train.checkpoint import checkpoint, find
 from train.evaluate import validation
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -151,8 +151,8 @@ def dies_at(point: str, n: int, once: tuple[Path, str] | None) -> None:
             "in a step": ("behind", n, loop, "train_step"),
             "before files": ("before", n, dcp, "save"),
             "before the manifest": ("before", n, checkpoint, "commit"),
-            "before the rename": ("behind", 2 * n - 1, checkpoint, "flush_folder"),
-            "before pruning": ("before", n, checkpoint, "prune"),
+            "before the rename": ("behind", n, checkpoint, "write_whole"),
+            "before pruning": ("before", n, find, "prune"),
             "in an evaluation": ("behind", n, validation.Evaluator, "padded"),
         }[point]
     )

@@ -26,7 +26,7 @@ from settings import SettingsError
 from settings.config import Config
 from settings.resume import compare_with_stored
 from train import console
-from train.checkpoint import checkpoint
+from train.checkpoint import checkpoint, find
 from train.checkpoint.saver import Saver
 from train.data import prepare
 from train.data.batch import Loader
@@ -185,7 +185,7 @@ def build_job(attempt: Attempt) -> Job:
         attempt.watch.expect("fetching the CORE bundle", 4 * config.start_timeout_s)
         core = open_core(config, data.vocabulary, world, keep=True)
     # Later the run's own checkpoints have the weights, and the folder may be gone.
-    init_from = config.init_from if from_first(not checkpoint.committed(paths.checkpoints)) else ""
+    init_from = config.init_from if from_first(not find.committed(paths.checkpoints)) else ""
     attempt.status.phase("model")
     attempt.watch.expect("building the model", config.start_timeout_s)
     model, kernel = build_model(attempt, init_from)
@@ -255,7 +255,7 @@ def create_job(attempt: Attempt, model: Any, data: Any, flops: tuple[float, floa
     optimizer = build_optimizer(model, config)
     need = checkpoint.needed_bytes(model, config.replicas)
     if config.save_every != 0 and world.is_first:
-        checkpoint.clear_leftovers(paths.checkpoints)  # they may be what takes the room
+        find.clear_leftovers(paths.checkpoints)  # they may be what takes the room
         checkpoint.check_space(paths.checkpoints, need)
     log_shape(config, world, model, data.loader.micro_batch)
     recorder = Recorder(paths, world.is_first, attempt.number, config.last_step, config.log_every)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from train.checkpoint.checkpoint import CheckpointError
+from train.checkpoint.manifest import CheckpointError
 from train.checkpoint.saver import Saved
 from train.distributed.world import from_all, from_first
 from train.faults import recovery

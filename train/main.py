@@ -34,7 +34,7 @@ from settings import ROOT, SettingsError
 from settings.config import Config
 from train import console, loop
 from train.assemble import Attempt, Stopwatch, begin, build_job
-from train.checkpoint.checkpoint import CheckpointError
+from train.checkpoint.manifest import CheckpointError
 from train.data.manifest import DataError
 from train.data.sources.source import CorpusError
 from train.data.tokenizer import TokenizerError

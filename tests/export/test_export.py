@@ -19,8 +19,8 @@ from settings.config import SETTINGS, Config
 from tests.export.exported import LLAMA, QWEN, Run, make_run
 from tests.train.model.test_hf_import import logits
 from tests.train.model.test_model import recipe
-from train.checkpoint import checkpoint
-from train.checkpoint.checkpoint import CheckpointError
+from train.checkpoint import find
+from train.checkpoint.manifest import CheckpointError
 from train.data import tokenizer
 from train.model import hf_import
 from train.model.generate import continue_text
@@ -253,7 +253,7 @@ def test_the_newest_is_taken_and_that_of_step_where_it_is_given(
     (made.folder / "checkpoints" / "step_0000005" / "__0_0.distcp").write_bytes(b"damaged")
     assert (
         made.command(monkeypatch, STEP="5") == 78
-        and "__0_0.distcp has 7 bytes" in capsys.readouterr().err
+        and "__0_0.distcp is damaged" in capsys.readouterr().err
     )
     assert made.command(monkeypatch) == 0  # the newest that is whole
     assert torch.equal(weights(), made.models[3].norm.weight)
@@ -379,7 +379,7 @@ def test_sums_are_those_of_sha256sum(run: Run, monkeypatch: pytest.MonkeyPatch) 
 def test_no_moment_is_read_and_a_checkpoint_that_vanishes_is_named(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = checkpoint.folder_of(run.folder / "checkpoints", 3)
+    folder = find.folder_of(run.folder / "checkpoints", 3)
     weights, asked = Weights(folder), []
     inner = type(weights.reader).read_data
 

@@ -26,7 +26,7 @@ from record import metrics as record_reader
 from tests.conftest import make_data
 from tests.faults.inject import Fault, faulty, processes
 from tests.running import ROOT, environment, losses, train
-from train.checkpoint import checkpoint
+from train.checkpoint import manifest
 
 LAUNCH = [str(ROOT / "scripts" / "launch.sh")]
 SETTINGS = {
@@ -165,7 +165,7 @@ class Run:
                 f"the folder of checkpoints holds {names}, and the newest that were written are {newest}"
             )
         for name in names:
-            checkpoint.read_manifest(self.run / "checkpoints" / name)
+            manifest.verify(self.run / "checkpoints" / name)
         state = json.loads((self.run / "STATUS.json").read_text())
         if state["phase"] != "done":
             raise Wrong(f"STATUS.json says {state['phase']}")

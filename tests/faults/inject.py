@@ -46,7 +46,7 @@ POINTS = {
     "evaluation": ("evaluate.validation", "Evaluator.padded", "before"),
     "save": ("checkpoint.checkpoint", "write", "before"),
     "commit": ("checkpoint.checkpoint", "commit", "before"),
-    "committed": ("checkpoint.checkpoint", "prune", "before"),
+    "committed": ("checkpoint.find", "prune", "before"),
     # in the producer of a run that streams; their step is the number of shards that the source has
     "document": ("data.shard_writer", "Maker.add", "before"),
     "seal": ("data.shard_writer", "Maker.write_manifest", "before"),

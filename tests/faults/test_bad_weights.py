@@ -9,9 +9,9 @@ from tests.running import environment, events, losses, train
 
 POISON = """
 import sys, time
-from train import assemble; from train.data import batch; from train.checkpoint import checkpoint; from train import main
-read = checkpoint.read_manifest
-checkpoint.read_manifest = lambda folder: (time.sleep(seconds), read(folder))[1]  # a large one on a slow disk
+from train import assemble; from train.data import batch; from train.checkpoint import find; from train import main
+read = find.verify
+find.verify = lambda folder: (time.sleep(seconds), read(folder))[1]  # a large one on a slow disk
 build, batch_of, times, seconds = assemble.build, batch.Loader.batch, int(sys.argv[1]), float(sys.argv[2])
 
 def poisoned(self, step, gaps=()):

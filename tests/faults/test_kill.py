@@ -14,7 +14,7 @@ from record import metrics as record_reader
 from tests.faults.conftest import LAUNCH, STEPS
 from tests.faults.inject import Fault, faulty, processes
 from tests.running import ROOT, environment, losses, same, tensors, train, wait_for
-from train.checkpoint import checkpoint
+from train.checkpoint import find, manifest
 
 
 def saved_before(*steps: int) -> list[Fault]:
@@ -119,8 +119,7 @@ def test_a_launcher_that_is_told_to_stop_has_the_run_saved(
     state = json.loads((run / "STATUS.json").read_text())
     assert (state["phase"], state["exit_code"]) == ("stopped", 75)
     assert (
-        checkpoint.read_manifest(checkpoint.folder_of(run / "checkpoints", state["step"]))["step"]
-        == state["step"]
+        manifest.verify(find.folder_of(run / "checkpoints", state["step"]))["step"] == state["step"]
     )
     wait_until_none(tmp_path)
     assert f"resumed from step_{state['step']:07d}" in train(env, command=LAUNCH)

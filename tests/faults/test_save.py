@@ -8,7 +8,7 @@ from tests.faults.conftest import STEPS
 from tests.faults.inject import Fault, faulty
 from tests.running import environment, events, losses, train
 from tests.small_disk import needs_mount, small_disk
-from train.checkpoint import checkpoint
+from train.checkpoint import find, manifest
 
 
 @pytest.mark.slow
@@ -39,7 +39,7 @@ def test_a_save_that_fails_beside_training_is_said_and_tried_once_more(
     assert "KEEP_LAST" in out
     assert not list((run / "checkpoints").glob("*tmp*"))
     for step in saved:
-        checkpoint.read_manifest(checkpoint.folder_of(run / "checkpoints", step))
+        manifest.verify(find.folder_of(run / "checkpoints", step))
     assert losses(run) == losses(alone)
 
 

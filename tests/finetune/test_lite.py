@@ -21,8 +21,8 @@ from tests.finetune.test_hf_model import packed
 from tests.finetune.test_training import LORA, chats, env_of, finetune, losses, records
 from tests.processes import run_ranks
 from tests.train.checkpoint.test_checkpoint import ALONE
-from train.checkpoint import checkpoint
-from train.checkpoint.checkpoint import CheckpointError
+from train.checkpoint import find
+from train.checkpoint.manifest import CheckpointError
 from train.checkpoint.saver import Saver
 from train.distributed import world as distributed
 from train.distributed.parallel import parallelize
@@ -153,7 +153,7 @@ def test_a_file_that_reads_back_otherwise_is_no_checkpoint(
     assert ended and re.search(
         r"read back, base_model\S+ is not what was written", str(ended.problem)
     )
-    assert checkpoint.committed(tmp_path) == [] and list(tmp_path.iterdir()) == []
+    assert find.committed(tmp_path) == [] and list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

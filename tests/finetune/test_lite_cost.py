@@ -203,7 +203,7 @@ def damaged(folder: Path, **changes: Any) -> None:
 def test_an_adapter_that_is_damaged_is_refused(
     models: dict[str, Path], tmp_path: Path, change: dict[str, Any], words: str
 ) -> None:
-    from train.checkpoint.checkpoint import CheckpointError
+    from train.checkpoint.manifest import CheckpointError
 
     c, model = opened(models["llama"], ALONE, LORA_RANK=4, CHECKPOINT_MODE="lite")
     saver = Saver(tmp_path, c, ALONE, 10**7)

@@ -272,19 +272,18 @@ def write_checkpoint(run: Path, step: int, size: int = 3000) -> Path:
     }
     for name, content in files.items():
         (folder / name).write_bytes(content)
-    (folder / "MANIFEST.json").write_text(
-        json.dumps(
-            {
-                "schema": 1,
-                "step": step,
-                "files": {
-                    name: [len(content), xxhash.xxh3_64(content).hexdigest()]
-                    for name, content in files.items()
-                },
-            },
-            indent=1,
-        )
-    )
+    manifest: dict[str, Any] = {
+        "schema": 2,
+        "step": step,
+        "files": {
+            name: [len(content), xxhash.xxh3_64(content).hexdigest()]
+            for name, content in files.items()
+        },
+        "hash": None,
+    }
+    canonical = json.dumps(manifest, sort_keys=True).encode()
+    manifest["hash"] = xxhash.xxh3_64(canonical).hexdigest()
+    (folder / "MANIFEST.json").write_text(json.dumps(manifest, indent=1))
     return folder
 
 

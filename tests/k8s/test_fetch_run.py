@@ -22,7 +22,7 @@ from tests.k8s.running_job import (
     write_checkpoint,
     write_run,
 )
-from train.checkpoint import checkpoint
+from train.checkpoint import find
 
 BIG = 3 * 2**20  # of a checkpoint's file: more than one part, and than what comes in one answer
 
@@ -114,7 +114,7 @@ def test_a_run_is_brought_whole_and_a_trainer_takes_its_checkpoint(
         name: expected[name] for name in expected.keys() - manifests
     }
     assert all(json.loads(here[name]) == json.loads(expected[name]) for name in manifests)
-    found = checkpoint.find_latest(runs / RUN / "checkpoints")
+    found = find.find_latest(runs / RUN / "checkpoints")
     assert found and found[1]["step"] == 2000
     assert (
         "checkpoint step_0002000, verified by its manifest" in out
@@ -194,7 +194,7 @@ def test_a_second_call_brings_only_what_has_changed(
     code, out, _ = user()
     assert code == 0 and "fetched 1 files (6 had not changed) and checkpoint step_0003000" in out
     assert (runs / RUN / "train.log").read_bytes() == (there / "train.log").read_bytes()
-    assert checkpoint.committed(runs / RUN / "checkpoints") == [2000, 3000]
+    assert find.committed(runs / RUN / "checkpoints") == [2000, 3000]
 
 
 def test_a_record_that_has_grown_is_continued(
@@ -244,7 +244,7 @@ def test_a_connection_that_breaks_is_taken_up_where_it_was(
     cluster.exec = breaking
     code, _, err = user()
     assert code == 0, err
-    assert checkpoint.find_latest(runs / RUN / "checkpoints")
+    assert find.find_latest(runs / RUN / "checkpoints")
     assert sum(moved) == sum(
         path.stat().st_size
         for path in (there / "checkpoints" / "step_0000005").iterdir()
@@ -275,8 +275,8 @@ def test_a_connection_that_never_holds_is_given_up_and_the_next_call_goes_on(
         and f"comes no further than {2**20} of {BIG} bytes" in err
         and "goes on from there" in err
     )
-    assert checkpoint.committed(runs / RUN / "checkpoints") == []
-    assert checkpoint.find_latest(runs / RUN / "checkpoints") is None
+    assert find.committed(runs / RUN / "checkpoints") == []
+    assert find.find_latest(runs / RUN / "checkpoints") is None
     offsets: list[int] = []
 
     def counted(pod: str, container: str, argv: list[str], **more: bytes) -> tuple:
@@ -286,7 +286,7 @@ def test_a_connection_that_never_holds_is_given_up_and_the_next_call_goes_on(
 
     cluster.exec = counted
     assert user()[0] == 0
-    assert offsets == [2**20 + 1] and checkpoint.committed(runs / RUN / "checkpoints") == [5]
+    assert offsets == [2**20 + 1] and find.committed(runs / RUN / "checkpoints") == [5]
 
 
 def flipping(cluster: Cluster, name: str, times: int) -> list[int]:
@@ -337,9 +337,9 @@ def test_a_checkpoint_that_never_arrives_whole_gets_no_name(
         and "__0_0.distcp arrives with another hash than its manifest says" in err
         and "STEP" in err
     )
-    assert checkpoint.committed(runs / RUN / "checkpoints") == []
+    assert find.committed(runs / RUN / "checkpoints") == []
     assert user(STEP="1000")[0] == 0
-    assert checkpoint.committed(runs / RUN / "checkpoints") == [1000]
+    assert find.committed(runs / RUN / "checkpoints") == [1000]
     code, _, err = user(STEP="7")
     assert (
         code == 64
@@ -354,7 +354,7 @@ def test_a_checkpoint_that_is_half_written_there_is_passed_over(
     there = write_run(tmp_path / "volume", (1000, 2000))
     os.truncate(there / "checkpoints" / "step_0002000" / "__1_0.distcp", 10)
     assert user()[0] == 0
-    assert checkpoint.committed(runs / RUN / "checkpoints") == [1000]
+    assert find.committed(runs / RUN / "checkpoints") == [1000]
     code, _, err = user(STEP="2000")
     assert code == 64 and "STEP=2000: that checkpoint is damaged: __1_0.distcp has 10 bytes" in err
 
@@ -373,7 +373,7 @@ def test_a_checkpoint_that_is_deleted_meanwhile_is_said(
     cluster.exec = pruning
     code, _, err = user()
     assert code == 1 and "was deleted on the volume while it was fetched" in err
-    assert checkpoint.committed(runs / RUN / "checkpoints") == []
+    assert find.committed(runs / RUN / "checkpoints") == []
 
 
 def test_a_status_that_is_replaced_all_the_time_is_brought_whole(
@@ -404,7 +404,7 @@ def test_after_the_pods_are_gone_a_reader_brings_it(
     with ReaderRuns(cluster) as reader:
         code, _, _ = user()
     assert code == 0 and len(reader.made) == 1 and set(calls) == {(f"{JOB}-reader", "reader")}
-    assert checkpoint.find_latest(runs / RUN / "checkpoints") and cluster.objects("Pod") == []
+    assert find.find_latest(runs / RUN / "checkpoints") and cluster.objects("Pod") == []
 
 
 def test_a_pod_that_goes_away_is_followed_by_a_reader(
@@ -426,7 +426,7 @@ def test_a_pod_that_goes_away_is_followed_by_a_reader(
     with ReaderRuns(cluster) as reader:
         code, _, err = user()
     assert code == 0 and len(gone) == 1 and len(reader.made) == 1, err
-    assert checkpoint.find_latest(runs / RUN / "checkpoints")
+    assert find.find_latest(runs / RUN / "checkpoints")
 
 
 # ---- What is refused

@@ -11,7 +11,8 @@ import torch
 from record.metrics import read_records
 from tests.train.making import Samples, make_job
 from train import checkpointing, loop
-from train.checkpoint import checkpoint
+from train.checkpoint import checkpoint, find
+from train.checkpoint.manifest import CheckpointError, load_manifest
 from train.checkpoint.saver import Saved
 from train.hooks.hook import Hook, StopTraining
 from train.hooks.save_reports import SaveReports
@@ -22,7 +23,7 @@ def events(job):
 
 
 def saved(job):
-    return checkpoint.committed(job.paths.checkpoints)
+    return find.committed(job.paths.checkpoints)
 
 
 @pytest.fixture
@@ -84,7 +85,7 @@ def test_hooks_are_called_around_each_step(config, tmp_path):
         if done + 1 in (2, 3, 4):  # SAVE_EVERY, the hook's wish, the end
             expected.append(("before_save", done + 1))
     assert job.hooks[0].calls == [*expected, ("at_end", 4)], step
-    manifest = checkpoint.manifest_of(checkpoint.folder_of(job.paths.checkpoints, 3))
+    manifest = load_manifest(find.folder_of(job.paths.checkpoints, 3))
     assert manifest["mine"] == manifest["data"]["step"] == 3
     (first, *_) = (r for r in read_records(job.paths.metrics) if r["event"] == "step")
     # What before_step waited counts as the step's time, and as waiting for data.
@@ -202,7 +203,7 @@ def test_a_save_that_fails_is_said_and_tried_once_more(config, tmp_path, monkeyp
     """It ends the run only where nothing could be saved later."""
 
     def fail(*_):
-        raise checkpoint.CheckpointError("no room")
+        raise CheckpointError("no room")
 
     caplog.set_level("INFO")
     monkeypatch.setattr(checkpoint, "write", fail)
@@ -220,10 +221,10 @@ def test_a_save_that_fails_is_said_and_tried_once_more(config, tmp_path, monkeyp
     job.saver.sound = {2}
     checkpointing.report(job, Saved(3, tmp_path, 0, 0.0, "no room"))
     assert "no room. Training goes on, the last good one is untouched; 3 in" in caplog.text
-    with pytest.raises(checkpoint.CheckpointError, match="no room"):
+    with pytest.raises(CheckpointError, match="no room"):
         checkpointing.save(job, wait=True)
     job.saver.misses = 5
-    with pytest.raises(checkpoint.CheckpointError, match="5 checkpoints in a row"):
+    with pytest.raises(CheckpointError, match="5 checkpoints in a row"):
         checkpointing.save(job)
 
 

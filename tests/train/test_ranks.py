@@ -18,7 +18,8 @@ from tests.processes import run_ranks, run_trainer
 from tests.running import ROOT, environment, losses, same, tensors, train, wait_for
 from tests.train.test_step import masked_batch
 from train import step
-from train.checkpoint import checkpoint
+from train.checkpoint import checkpoint, manifest
+from train.checkpoint.manifest import CheckpointError
 from train.checkpoint.saver import Saver
 from train.data.batch import Batch
 from train.distributed import parallel
@@ -161,7 +162,7 @@ import os
 if rank := os.environ.get("RANK"):
     import signal, time
     from train import loop
-    from train.checkpoint import checkpoint
+    from train.checkpoint import checkpoint, find
     from train.data import prepare
     from train.distributed import signals as interrupt
     from train.model import generate as sample
@@ -217,8 +218,8 @@ def test_ranks_that_stop_leave_together_however_long_the_first_takes(
         environment(tmp_path, data, NPROC=2),
         tmp_path,
         "interrupt.PATIENCE_S = 0.1",
-        "prune, rate = checkpoint.prune, loop.lr_at",
-        "checkpoint.prune = lambda *args, **more: (time.sleep(3), prune(*args, **more))",
+        "prune, rate = find.prune, loop.lr_at",
+        "find.prune = lambda *args, **more: (time.sleep(3), prune(*args, **more))",
         "told = lambda step: rank == '0' and step == 3 and kill(signal.SIGTERM)",
         "loop.lr_at = lambda step, c: (told(step), rate(step, c))[1]",
     )
@@ -427,7 +428,7 @@ def test_unequal_masks_weigh_each_token_the_same_and_ranks_stay_equal(
             assert part["memory"] == [8.0] * 20
             for name, weight in part["weights"].items():
                 assert torch.equal(weight, results[size][0]["weights"][name]), name
-        files = checkpoint.read_manifest(tmp_path / f"ckpt-{size}" / "step_0000006")["files"]
+        files = manifest.verify(tmp_path / f"ckpt-{size}" / "step_0000006")["files"]
         ranks = range(2 if c.parallel == "hsdp" else size)  # those of one copy
         assert {name for name in files if name != ".metadata"} == {
             f"__{rank}_0.distcp" for rank in ranks
@@ -461,10 +462,10 @@ def save_twice(folder: Path, c: Config, world: World) -> None:
 
     def no_room(*_: object) -> None:
         if world.rank == world.size - 1:
-            raise checkpoint.CheckpointError("no room here")
+            raise CheckpointError("no room here")
 
     checkpoint.check_space = no_room
-    with pytest.raises(checkpoint.CheckpointError, match="rank 1 could not write it: no room here"):
+    with pytest.raises(CheckpointError, match="rank 1 could not write it: no room here"):
         checkpoint.write(folder / "ckpt", 1, states, need, {"data": {}}, world, group)
     checkpoint.check_space = room
     checkpoint.write(folder / "ckpt", 2, states, need, {"data": {}}, world, group)

@@ -57,29 +57,8 @@ def memory_format(kind: Any, name: Any) -> Any:
     raise ForbiddenPickle(f"{FILE} asks for {name!r} of {kind!r}, which no checkpoint has")
 
 
-def read(folder: Path) -> dcp.Metadata:
-    """The list of tensors of a checkpoint. Raises OSError, and pickle.UnpicklingError for a damaged or hostile file."""
-    with open(folder / FILE, "rb") as file:
-        metadata = MetadataUnpickler(file).load()
-    if not isinstance(metadata, dcp.Metadata):
-        raise ForbiddenPickle(f"{FILE} holds a {type(metadata).__name__}, not a list of tensors")
-    tensors(metadata)
-    return metadata
-
-
-def tensors(metadata: dcp.Metadata) -> dict[str, dcp.metadata.TensorStorageMetadata]:
-    """Key -> size, data type and parts of each tensor. Raises ForbiddenPickle where there is anything else."""
-    found = {}
-    for name, facts in metadata.state_dict_metadata.items():
-        # DCP would unpickle anything else, as it is.
-        if not isinstance(facts, dcp.metadata.TensorStorageMetadata):
-            raise ForbiddenPickle(f"{FILE} lists {name} as a {type(facts).__name__}, not a tensor")
-        found[name] = facts
-    return found
-
-
 class Reader(dcp.FileSystemReader):
-    """DCP's reader of files, which reads the list of tensors here, and once instead of for each load."""
+    """DCP's reader of a checkpoint's files, which reads the list of tensors here, and once."""
 
     def __init__(self, folder: Path):
         super().__init__(folder)
@@ -87,9 +66,21 @@ class Reader(dcp.FileSystemReader):
         self.metadata: dcp.Metadata | None = None
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> dcp.Metadata:
+        """Raises OSError, and pickle.UnpicklingError for a damaged or hostile file."""
         if self.metadata is None:
-            self.metadata = read(self.folder)
-            if self.metadata.storage_meta is None:
-                self.metadata.storage_meta = dcp.metadata.StorageMeta()
-            self.metadata.storage_meta.load_id = self.load_id
+            with open(self.folder / FILE, "rb") as file:
+                metadata = MetadataUnpickler(file).load()
+            if not isinstance(metadata, dcp.Metadata):
+                raise ForbiddenPickle(f"{FILE} holds no list of tensors")
+            for facts in metadata.state_dict_metadata.values():
+                # DCP would unpickle anything else, as it is.
+                if not isinstance(facts, dcp.metadata.TensorStorageMetadata):
+                    raise ForbiddenPickle(f"{FILE} lists what is no tensor")
+            metadata.storage_meta = dcp.metadata.StorageMeta(load_id=self.load_id)
+            self.metadata = metadata
         return self.metadata
+
+    def tensors(self) -> dict[str, tuple[torch.Size, torch.dtype]]:
+        """Return the shape and the data type of each tensor, by key. Raises as read_metadata."""
+        listed: dict[str, Any] = self.read_metadata().state_dict_metadata
+        return {key: (facts.size, facts.properties.dtype) for key, facts in listed.items()}

@@ -224,6 +224,8 @@ class Loader:
     def differs(self, opened: Mapping[str, Mapping[str, Any]]) -> str:
         """The source of which what was opened is not what there is now; "" where all are the same."""
         for shards, order in zip(self.sources, self.mixture.orders, strict=True):
+            if order.name not in opened:
+                return order.name
             then = opened[order.name]
             number = then["shards"]
             ends = [0, *order.group_shard_ends]

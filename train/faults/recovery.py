@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from record.locks import RunFolderError
-from train.checkpoint import checkpoint
+from train.checkpoint import checkpoint, find
+from train.checkpoint.manifest import CheckpointError
 from train.data.manifest import DataError
 from train.data.mixture import Gap, with_gap
 from train.distributed.world import from_first
@@ -35,7 +36,7 @@ def resume(job: "Job", changes: dict[str, list], is_streamed: bool = False) -> N
     changes: settings that are other than they were: name -> [old, new]. is_streamed: shards are still
     being made, so that the data cannot be compared yet. Raises CheckpointError, DataError, RunFolderError.
     """
-    found = checkpoint.latest_for_all(job.paths.checkpoints, job.world)
+    found = find.latest_for_all(job.paths.checkpoints, job.world)
     if found is None:
         return start_anew(job)
     folder, manifest = found
@@ -177,9 +178,9 @@ def go_back(job: "Job") -> None:
     job.saver.wait()
     # A checkpoint from which the run went astray once may be the cause itself.
     before = job.guard.went_to if job.guard.rollbacks else None
-    found = checkpoint.latest_for_all(
+    found = find.latest_for_all(
         job.paths.checkpoints, job.world, before, what="rolled-back"
-    ) or checkpoint.latest_for_all(job.paths.checkpoints, job.world)
+    ) or find.latest_for_all(job.paths.checkpoints, job.world)
     if found is None:
         raise GuardError(f"{what}, and there is no checkpoint to go back to. {advice}")
     folder, manifest = found
@@ -221,8 +222,8 @@ def put_aside_later_checkpoints(job: "Job") -> None:
     problem = None
     if job.world.is_first:
         try:
-            checkpoint.set_aside(job.paths.checkpoints, job.step, "rolled-back")
-        except checkpoint.CheckpointError as error:
+            find.set_aside(job.paths.checkpoints, job.step, "rolled-back")
+        except CheckpointError as error:
             problem = error
     if problem := from_first(problem):
         raise problem

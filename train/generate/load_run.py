@@ -34,7 +34,8 @@ from settings.config import SETTINGS, Config
 from settings.declare import FREE, format_value
 from settings.resolve import find_explicit, resolve, show_path
 from train.checkpoint import checkpoint
-from train.checkpoint.checkpoint import CheckpointError
+from train.checkpoint.find import committed, find_latest, folder_of
+from train.checkpoint.manifest import CheckpointError, verify
 from train.data import prepare
 from train.data.data_paths import data_dir
 from train.data.manifest import DataError
@@ -138,7 +139,7 @@ def open_trained(
     model = unfilled(config, world.device, kernel, sharding, found.norm_eps)
     if found.manifest:
         try:
-            checkpoint.load_weights(found.folder, model)
+            checkpoint.load_into(found.folder, model)
         except CheckpointError:  # on all processes
             if found.folder.is_dir():
                 raise
@@ -232,7 +233,7 @@ def find(c: Config, given: Collection[str]) -> Found:
 def of_export(c: Config, paths: RunPaths, stored: Config, given: Collection[str]) -> Found:
     """The weights of a run that has fine-tuned: by its export, which has them merged. Raises RunFolderError where there
     is none, or only one of another step."""
-    export, there = paths.folder / "export", checkpoint.committed(paths.checkpoints)
+    export, there = paths.folder / "export", committed(paths.checkpoints)
     wanted = c.step or max(there, default=0)
     merged = f"make export RUN_NAME={c.run_name}" + f" STEP={c.step}" * bool(c.step)
     if not (export / TUNED).is_file():
@@ -281,14 +282,14 @@ def settings_for_use(c: Config, stored: Config, given: Collection[str]) -> Confi
 
 def checkpoint_of(c: Config, paths: RunPaths) -> tuple[Path, dict[str, Any]]:
     """The checkpoint of STEP, or the newest that verifies, and its manifest. Raises CheckpointError."""
-    there = checkpoint.committed(paths.checkpoints)
+    there = committed(paths.checkpoints)
     if not there:
         raise CheckpointError(
             f"{paths.checkpoints}: run {c.run_name} has no checkpoint yet. Wait for its first one "
             f"(SAVE_MINUTES), or run make stop RUN_NAME={c.run_name}, which saves one."
         )
     if c.step is None:
-        found = checkpoint.find_latest(paths.checkpoints)
+        found = find_latest(paths.checkpoints)
         assert found  # or it has said why not
         return found
     if c.step not in there:
@@ -296,8 +297,8 @@ def checkpoint_of(c: Config, paths: RunPaths) -> tuple[Path, dict[str, Any]]:
         raise SettingsError(
             [f"STEP={c.step}: run {c.run_name} has no checkpoint of that step; there are: {steps}"]
         )
-    folder = checkpoint.folder_of(paths.checkpoints, c.step)
-    return folder, checkpoint.read_manifest(folder)
+    folder = folder_of(paths.checkpoints, c.step)
+    return folder, verify(folder)
 
 
 def of_folder(c: Config, given: Collection[str]) -> Found:

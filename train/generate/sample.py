@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from settings import SettingsError
 from settings.config import Config
 from settings.resolve import find_explicit
-from train.checkpoint.checkpoint import CheckpointError
+from train.checkpoint.manifest import CheckpointError
 from train.data import prepare
 from train.data.sources.source import CorpusError
 from train.distributed.world import join

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from train.checkpoint.saver import best
+from train.checkpoint.find import best
 from train.distributed.world import from_first
 from train.evaluate.core.metric import Result
 from train.evaluate.core.score import Core, CoreFailed

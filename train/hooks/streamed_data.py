@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from train.checkpoint import checkpoint
+from train.checkpoint import find
 from train.checkpointing import save
 from train.data.manifest import DataError
 from train.data.streaming.consumer import Feed
@@ -139,7 +139,7 @@ class StreamedData(Hook):
         """
         if not job.world.is_first or not (now or self.feed.due):
             return
-        saved = checkpoint.committed(job.paths.checkpoints)
+        saved = find.committed(job.paths.checkpoints)
         # Not the newest, in case that one turns out to be damaged.
         behind = saved[-2] if len(saved) > 1 else 0
         at, until, beyond = (

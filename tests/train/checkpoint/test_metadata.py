@@ -1,7 +1,6 @@
 """train/checkpoint/metadata.py: a checkpoint's list of tensors is read, and code in its place is not run."""
 
 import io
-import json
 import os
 import pickle
 from collections.abc import Callable
@@ -14,9 +13,9 @@ import torch.distributed.checkpoint as dcp
 
 from export.stored import Weights
 from settings.config import Config
-from tests.train.checkpoint.test_checkpoint import ALONE, trained, write
-from train.checkpoint import checkpoint, metadata
-from train.checkpoint.checkpoint import CheckpointError
+from tests.train.checkpoint.test_checkpoint import trained, write
+from train.checkpoint import checkpoint, manifest, metadata
+from train.checkpoint.manifest import CheckpointError
 
 
 class Touches:
@@ -59,7 +58,7 @@ def readers(config: Config) -> dict[str, Callable[[Path], object]]:
     model, optimizer = trained(config, 0)
     return {
         "resume": lambda folder: checkpoint.load_into(folder, model, optimizer),
-        "sample and eval": lambda folder: checkpoint.load_weights(folder, model),
+        "sample and eval": lambda folder: checkpoint.load_into(folder, model),
         "export": lambda folder: Weights(folder),
     }
 
@@ -70,10 +69,10 @@ def test_no_code_in_the_place_of_the_list_is_run(
 ) -> None:
     victim = tmp_path / "victim"
     (saved / ".metadata").write_bytes(hostile(victim)[name])
-    manifest = json.loads((saved / "MANIFEST.json").read_text())
-    manifest["files"][".metadata"] = checkpoint.describe(saved / ".metadata")
-    (saved / "MANIFEST.json").write_text(json.dumps(manifest))
-    checkpoint.read_manifest(saved)  # who writes the pickle writes its hash too
+    content = manifest.load_manifest(saved)
+    content["files"][".metadata"] = manifest.describe(saved / ".metadata")
+    (saved / "MANIFEST.json").write_bytes(manifest.seal_manifest(content))
+    manifest.verify(saved)  # who writes the pickle writes its hashes too
     for what, read in readers(tiny).items():
         with pytest.raises(CheckpointError, match=r"\.metadata|EOFError|input"):
             read(saved)
@@ -102,28 +101,9 @@ def test_a_memory_format_is_read_however_python_wrote_it_and_no_other_attribute(
 
 
 def test_the_list_is_read_as_torch_reads_it(saved: Path) -> None:
-    own, theirs = metadata.read(saved), dcp.FileSystemReader(saved).read_metadata()
+    own, theirs = (
+        reader(saved).read_metadata() for reader in (metadata.Reader, dcp.FileSystemReader)
+    )
     assert own.state_dict_metadata == theirs.state_dict_metadata
     assert own.storage_data == theirs.storage_data
     assert len(own.state_dict_metadata) > 10
-
-
-def test_the_list_is_on_the_disk_before_the_checkpoint_is_committed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """torch syncs it before its buffer of 8 KiB is written: a power failure would leave it short."""
-    synced: dict[int, int] = {}
-    fsync = os.fsync
-
-    def noted(descriptor: int) -> None:
-        facts = os.fstat(descriptor)
-        synced[facts.st_ino] = facts.st_size
-        fsync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", noted)
-    states = {"model": {"w": torch.zeros(2)}}
-    folder, _ = checkpoint.write(tmp_path, 1, states, 1000, {"data": {"step": 1}}, ALONE)
-    assert (folder / ".metadata").stat().st_size < 8192
-    for path in folder.iterdir():
-        facts = path.stat()
-        assert synced.get(facts.st_ino) == facts.st_size, path.name

@@ -17,7 +17,7 @@ from settings.resolve import resolve
 from tests.train.checkpoint.test_checkpoint import ALONE, go_on, save, trained
 from tests.train.model.test_hf_import import QWEN, change, logits, published
 from tests.train.model.test_model import recipe
-from train.checkpoint.checkpoint import CheckpointError
+from train.checkpoint.manifest import CheckpointError
 from train.data.manifest import DataError
 from train.data.tokenizer import TokenizerError, load
 from train.generate.load_run import Trained, open_trained, settings_of_command

@@ -8,8 +8,8 @@ import pytest
 from record.metrics import read_records
 from tests.train.making import make_job
 from train import checkpointing
-from train.checkpoint import checkpoint
-from train.checkpoint.saver import best
+from train.checkpoint import find
+from train.checkpoint.find import best
 from train.evaluate.validation import EvaluationFailed, Validation
 from train.hooks.evaluation import Evaluation
 from train.hooks.hook import StopTraining
@@ -124,16 +124,16 @@ def test_the_best_checkpoint_outlives_those_that_come_behind_it(tiny, tmp_path):
         job.step = step
         hook.validated_at, hook.validation_loss = step, loss
         checkpointing.save(job, wait=True)
-        kept.append(checkpoint.committed(root))
+        kept.append(find.committed(root))
     assert kept == [[1], [1, 2], [2, 3], [2, 3, 4], [2, 4, 5], [2, 5, 6]]
     again, hook = with_hook(config, tmp_path, step=7)
     hook.validated_at, hook.validation_loss = 6, 1.0  # of another step than this
     assert best(root) == (3.0, 2)
     checkpointing.save(again, wait=True)
-    assert checkpoint.committed(root) == [2, 6, 7] and best(root) == (3.0, 2)
+    assert find.committed(root) == [2, 6, 7] and best(root) == (3.0, 2)
     without, _ = with_hook(dataclasses.replace(config, keep_best=False), tmp_path, step=8)
     checkpointing.save(without, wait=True)
-    assert checkpoint.committed(root) == [7, 8] and best(root) is None
+    assert find.committed(root) == [7, 8] and best(root) is None
 
 
 def test_a_checkpoint_that_was_evaluated_since_knows_its_loss(tiny, tmp_path):
@@ -162,7 +162,7 @@ def test_only_an_evaluation_that_beats_all_checkpoints_asks_for_one(tiny, tmp_pa
     checkpointing.save(job, wait=True)
     job.step = 6
     assert not is_best(6, 2.0) and is_best(6, 1.5)
-    checkpoint.set_aside(job.paths.checkpoints, 2, "rolled-back")
+    find.set_aside(job.paths.checkpoints, 2, "rolled-back")
     assert is_best(6, 2.5)
     other, hook = with_hook(tiny, tmp_path, step=4)
     hook.validated_at, hook.validation_loss = 4, 0.1

@@ -1,0 +1,157 @@
+"""Which checkpoint is taken up, which are kept, and which are out of the way."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.train.checkpoint.test_checkpoint import ALONE
+from train.checkpoint import checkpoint, find
+from train.checkpoint.manifest import FILE, CheckpointError, OtherFormat, seal_manifest
+
+
+def make(root: Path, *steps: int, **small) -> Path:
+    """Commit checkpoints that hold no tensors, and return the folder of the last."""
+    for step in steps:
+        folder = root / f"step_{step:07d}.tmp-1a2b"
+        folder.mkdir(parents=True)
+        (folder / "__0_0.distcp").write_bytes(os.urandom(1000))
+        files = checkpoint.flush_and_describe(folder, 0)
+        checkpoint.commit(
+            folder, find.folder_of(root, step), {"step": step, "files": files, **small}
+        )
+    return find.folder_of(root, steps[-1])
+
+
+def damage(root: Path, *steps: int) -> None:
+    for step in steps:
+        os.truncate(find.folder_of(root, step) / "__0_0.distcp", 10)
+
+
+def edit(folder: Path, **values) -> None:
+    """Change a manifest as with an editor."""
+    manifest = json.loads((folder / FILE).read_text())
+    (folder / FILE).write_text(json.dumps(manifest | values))
+
+
+DAMAGES = {
+    "truncate": lambda folder: os.truncate(folder / "__0_0.distcp", 500),
+    "remove": lambda folder: (folder / "__0_0.distcp").unlink(),
+    "manifest": lambda folder: (folder / FILE).write_text("<?xml version='1.0'?>"),
+    "no manifest": lambda folder: (folder / FILE).unlink(),
+    "edited": lambda folder: edit(folder, step=10),
+}
+
+
+@pytest.mark.fault(13, 14)
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_checkpoint_is_passed_over_and_set_aside_with_a_warning_that_names_both(
+    tmp_path: Path, damage, caplog: pytest.LogCaptureFixture
+) -> None:
+    make(tmp_path, 8, 12)
+    damage(find.folder_of(tmp_path, 12))
+    (tmp_path / "latest").write_text("step_0000012")  # by whomever: what is the latest is derived
+    folder, manifest = find.find_latest(tmp_path)
+    assert (folder.name, manifest["step"]) == ("step_0000008", 8)
+    assert "checkpoint step_0000012: " in caplog.text
+    assert "falling back to step_0000008" in caplog.text
+    assert find.committed(tmp_path) == [8, 12]  # a reader renames nothing
+    assert find.latest_for_all(tmp_path, ALONE)[0] == folder
+    assert find.committed(tmp_path) == [8]
+    assert "step_0000012 was set aside as" in caplog.text
+    make(tmp_path, 12)
+    assert find.prune(tmp_path, keep_last=2, keep_every=0) == []
+    assert len(list(tmp_path.glob(".damaged-step_0000012-*"))) == 1
+
+
+@pytest.mark.fault(14)
+def test_a_copy_under_another_step_touches_no_good_checkpoint(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make(tmp_path, 4, 8, 12)
+    shutil.copytree(tmp_path / "step_0000004", tmp_path / "step_0000100")
+    assert find.latest_for_all(tmp_path, ALONE)[0].name == "step_0000012"
+    assert find.committed(tmp_path) == [4, 8, 12]
+    assert "step_0000100: MANIFEST.json is missing or damaged (it is of step 4" in caplog.text
+    assert "step_0000100 was set aside" in caplog.text
+
+
+@pytest.mark.fault(15)
+def test_if_none_verifies_nothing_starts_over_and_nothing_is_renamed(tmp_path: Path) -> None:
+    make(tmp_path, 1, 2)
+    damage(tmp_path, 1, 2)
+    with pytest.raises(
+        CheckpointError, match=r"no valid checkpoint.*2 found.*step_0000002.*step_0000001.*RUN_NAME"
+    ):
+        find.latest_for_all(tmp_path, ALONE)
+    assert find.committed(tmp_path) == [1, 2]
+    assert find.find_latest(tmp_path, before=2) is None
+    assert find.find_latest(tmp_path / "absent") is None
+
+
+def test_a_checkpoint_of_a_later_version_is_neither_passed_over_nor_renamed(tmp_path: Path) -> None:
+    folder = make(tmp_path, 1, 2)
+    for later in ({"schema": 3, "step": 2}, {"schema": 3, "steps": {}}):
+        (folder / FILE).write_bytes(seal_manifest(later))
+        with pytest.raises(OtherFormat, match=r"step_0000002: has format 3.*up to 2.*RUN_NAME"):
+            find.latest_for_all(tmp_path, ALONE)
+    assert find.committed(tmp_path) == [1, 2]
+
+
+def test_pruning_keeps_the_newest_and_the_permanent_and_clears_leftovers(tmp_path: Path) -> None:
+    make(tmp_path, 1, 2, 4, 5, 7, 8, 9)
+    (tmp_path / "step_0000010.tmp-abc").mkdir()
+    (tmp_path / ".trash-step_0000003-abc").mkdir()
+    assert find.prune(tmp_path, keep_last=2, keep_every=4, always=[5]) == [1, 2, 7]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [f"step_{s:07d}" for s in (4, 5, 8, 9)]
+
+
+def test_pruning_never_deletes_the_two_newest_that_verify(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make(tmp_path, 1, 2, 3, 4, 5, 6, 7)
+    damage(tmp_path, 4, 6, 7)
+    assert find.prune(tmp_path, keep_last=3, keep_every=0) == [1, 2, 4]
+    assert find.committed(tmp_path) == [3, 5, 6, 7]
+    assert "step_0000007" in caplog.text and "an older one is kept" in caplog.text
+
+
+def test_pruning_hashes_nothing_that_is_known_to_be_sound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path, 1, 2, 3, 4)
+    monkeypatch.setattr(find, "verify", lambda folder: pytest.fail(f"{folder} was hashed"))
+    assert find.prune(tmp_path, keep_last=4, keep_every=0) == []
+    assert find.prune(tmp_path, keep_last=2, keep_every=0, sound={1, 3, 4}) == [1, 2]
+
+
+def test_what_cannot_be_renamed_ends_a_resume_but_no_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    make(tmp_path, 1, 2, 3, 4)
+    hide = find.hide
+
+    def busy(folder: Path, what: str) -> Path:
+        if folder.name in ("step_0000001", "step_0000004"):
+            raise OSError(16, "Device or resource busy")
+        return hide(folder, what)
+
+    monkeypatch.setattr(find, "hide", busy)
+    assert find.prune(tmp_path, keep_last=2, keep_every=0) == [2]
+    assert find.committed(tmp_path) == [1, 3, 4]
+    assert "step_0000001 could not be deleted (Device or resource busy)" in caplog.text
+    with pytest.raises(
+        CheckpointError, match=r"step_0000004: is rolled-back and cannot be renamed"
+    ):
+        find.latest_for_all(tmp_path, ALONE, before=4, what="rolled-back")
+
+
+def test_the_best_is_the_lowest_validation_loss_and_the_earliest(tmp_path: Path) -> None:
+    make(tmp_path, 1)
+    assert find.best(tmp_path) is None
+    for step, loss in ((2, 3.0), (3, 2.5), (4, 2.5), (5, 2.0)):
+        make(tmp_path, step, val_loss=loss)
+    edit(find.folder_of(tmp_path, 5), val_loss=1.0)
+    assert find.best(tmp_path) == (2.5, 3)

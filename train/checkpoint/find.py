@@ -1,0 +1,187 @@
+"""Which checkpoints of a run are sound: the newest to resume from, and those to keep.
+
+`latest` is stored nowhere. It is the highest step whose manifest and files verify, so a bad checkpoint
+is passed over. A trainer that resumes renames what it passed over, and never deletes it:
+.damaged-step_N-..., or .rolled-back-step_N-... for steps that the run has given up.
+"""
+
+import logging
+import shutil
+import uuid
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from record.run_paths import list_checkpoints as committed
+from record.run_paths import name_checkpoint
+from train.checkpoint.manifest import CheckpointError, OtherFormat, load_manifest, verify
+from train.distributed.world import World, from_first
+
+log = logging.getLogger(__name__)
+
+
+def folder_of(root: Path, step: int) -> Path:
+    return root / name_checkpoint(step)
+
+
+def find_sound(
+    root: Path, count: int, sound: Collection[int] = (), before: int | None = None
+) -> tuple[list[int], list[CheckpointError]]:
+    """Find the newest checkpoints that verify.
+
+    Args:
+        root: the run's folder of checkpoints.
+        count: how many to find.
+        sound: steps that are known to verify; their files are not read.
+        before: only steps below this one.
+
+    Returns:
+        Their steps, newest first, and what is wrong with those that were passed over.
+    """
+    found: list[int] = []
+    problems: list[CheckpointError] = []
+    for step in reversed(committed(root)):
+        if len(found) == count:
+            break
+        if before is not None and step >= before:
+            continue
+        try:
+            if step not in sound:
+                verify(folder_of(root, step))
+            found.append(step)
+        except CheckpointError as error:
+            problems.append(error)
+    return found, problems
+
+
+def find_latest(root: Path, before: int | None = None) -> tuple[Path, dict[str, Any]] | None:
+    """Return the newest checkpoint that verifies, of those below the step `before`, and its manifest.
+
+    Returns:
+        None if there has never been one, or with `before` if none verifies.
+
+    Raises:
+        CheckpointError: none of several verifies. Starting over silently would throw a run away.
+        OtherFormat: a newer one is of a later version. Nothing is damaged there.
+    """
+    found, problems = find_sound(root, 1, before=before)
+    for problem in problems:
+        if isinstance(problem, OtherFormat):
+            raise problem
+    if found:
+        folder = folder_of(root, found[0])
+        for problem in problems:
+            log.warning("checkpoint %s; falling back to %s", problem, folder.name)
+        return folder, load_manifest(folder)
+    if problems and before is None:
+        reasons = "; ".join(map(str, problems))
+        raise CheckpointError(
+            f"no valid checkpoint in {root} ({len(problems)} found: {reasons}). "
+            "To start over, choose another RUN_NAME or move that folder away"
+        )
+    return None
+
+
+def latest_for_all(
+    root: Path, world: World, before: int | None = None, what: str = "damaged"
+) -> tuple[Path, dict[str, Any]] | None:
+    """Return what `find_latest` finds on the first rank, on all ranks. Newer ones are set aside.
+
+    Raises CheckpointError, on all ranks.
+    """
+    answer = problem = None
+    if world.is_first:
+        try:
+            answer = find_latest(root, before)
+            if answer:
+                set_aside(root, answer[1]["step"], what)
+        except CheckpointError as error:
+            problem = error
+    answer, problem = from_first((answer, problem))
+    if problem:
+        raise problem
+    return answer
+
+
+def set_aside(root: Path, after: int, what: str = "damaged") -> None:
+    """Rename the checkpoints after a step, whose names training will need. Raises CheckpointError."""
+    for step in committed(root):
+        if step <= after:
+            continue
+        folder = folder_of(root, step)
+        try:
+            aside = hide(folder, what)
+        except OSError as error:
+            raise CheckpointError(
+                f"{folder}: is {what} and cannot be renamed ({error.strerror}); move it "
+                "away, so that training can write that step again"
+            ) from None
+        log.warning(
+            "checkpoint %s was set aside as %s; delete it when you have no more use for it",
+            folder.name,
+            aside,
+        )
+
+
+def hide(folder: Path, what: str) -> Path:
+    """Rename a checkpoint to .WHAT-step_N-..., at once, and return its path. Raises OSError."""
+    return folder.rename(folder.parent / f".{what}-{folder.name}-{uuid.uuid4().hex[:8]}")
+
+
+def prune(
+    root: Path,
+    keep_last: int,
+    keep_every: int,
+    sound: Collection[int] = (),
+    always: Collection[int] = (),
+) -> list[int]:
+    """Delete old checkpoints and leftovers of killed saves; return the steps that were deleted.
+
+    Those of `always`, the newest `keep_last`, the multiples of `keep_every` and the two newest that verify
+    stay. Steps in `sound` are known to verify.
+    """
+    clear_leftovers(root)
+    old = committed(root)[:-keep_last]
+    if not old:  # nothing to delete, so nothing to hash
+        return []
+    kept, problems = find_sound(root, 2, sound)
+    for problem in problems:
+        log.warning("checkpoint %s; an older one is kept in its place", problem)
+    deleted = []
+    for step in old:
+        if step in kept or step in always or (keep_every and step % keep_every == 0):
+            continue
+        folder = folder_of(root, step)
+        try:
+            # Renamed first: a kill in between leaves no half a checkpoint under its name.
+            shutil.rmtree(hide(folder, "trash"), ignore_errors=True)
+            deleted.append(step)
+        except OSError as error:  # as a network disk does for a folder that is being read
+            log.warning(
+                "checkpoint %s could not be deleted (%s); training goes on",
+                folder.name,
+                error.strerror,
+            )
+    return deleted
+
+
+def clear_leftovers(root: Path) -> None:
+    """Delete what killed saves and deletions have left."""
+    for leftover in [*root.glob("step_*.tmp-*"), *root.glob(".trash-*")]:
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def best(root: Path) -> tuple[float, int] | None:
+    """Return the lowest validation loss of all checkpoints and its step, of equal ones the earliest.
+
+    None if no checkpoint has a loss. It is kept in the manifest, so that a resumed run knows it.
+    """
+    losses = []
+    for step in committed(root):
+        try:
+            loss = load_manifest(folder_of(root, step)).get("val_loss")
+        except CheckpointError:
+            continue
+        if loss is not None:
+            losses.append((float(loss), step))
+    return min(losses, default=None)

@@ -1,0 +1,137 @@
+"""A checkpoint's MANIFEST.json: which files belong to it, and where training stood. Loads no torch.
+
+    {"schema": 2, "step": 1000, "data": {"step": 1000, "gaps": [], ...}, ...,
+     "files": {"__0_0.distcp": [size, xxh3], ...}, "hash": xxh3 of all of the above}
+
+`make checkpoints` and `make fetch-run` read it here, too. The hash finds every flipped bit. It does not
+keep anybody from editing a manifest: it has no key. Manifests of schema 1 have no hash.
+"""
+
+import functools
+import hashlib
+import json
+import logging
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from record.durable import parse_object
+from record.run_paths import step_of_checkpoint
+
+log = logging.getLogger(__name__)
+
+FILE = "MANIFEST.json"
+SCHEMA = 2
+UNPROTECTED = 1  # the schema before manifests had a hash
+DAMAGE = (ValueError, LookupError, TypeError, AttributeError)  # what a damaged manifest raises
+
+
+class CheckpointError(Exception):
+    """A checkpoint that cannot be written, or none that can be read; the message says what to do."""
+
+
+class OtherFormat(CheckpointError):
+    """A checkpoint of a later version of this code: nothing is wrong with it."""
+
+
+def seal_manifest(content: dict[str, Any]) -> bytes:
+    """Return the file that holds this content, with its schema and its hash."""
+    # As it will be read back: with lists for tuples.
+    content = json.loads(json.dumps({"schema": SCHEMA, **content}))
+    return json.dumps(content | {"hash": hash_content(content)}, indent=1).encode()
+
+
+def hash_content(content: dict[str, Any]) -> str:
+    """Return the xxh3 of all but the hash, which does not depend on order and layout."""
+    canonical = json.dumps(content | {"hash": None}, sort_keys=True)
+    return xxhash.xxh3_64_hexdigest(canonical.encode())
+
+
+def parse_manifest(content: bytes, name: str) -> dict[str, Any]:
+    """Return what a manifest holds. `name` is that of its folder.
+
+    Raises:
+        OtherFormat: a later version wrote it.
+        DAMAGE: it is damaged, or of another step.
+    """
+    manifest = parse_object(content)
+    schema = manifest.get("schema")
+    # Where the schema is what was damaged, the hash still says that this version wrote it.
+    is_sealed = manifest.get("hash") == hash_content(manifest | {"schema": SCHEMA})
+    if not is_sealed and isinstance(schema, int) and schema > SCHEMA:
+        raise OtherFormat(
+            f"{name}: has format {schema}; this version reads up to {SCHEMA}. Go on with the "
+            "version that wrote it, or choose another RUN_NAME"
+        )
+    if schema == UNPROTECTED and "hash" not in manifest:
+        check_states(manifest)
+    elif schema != SCHEMA or not is_sealed:
+        raise ValueError("its own hash differs")
+    if manifest["step"] != step_of_checkpoint(name):
+        raise ValueError(f"it is of step {manifest['step']}: the folder is a copy, or was renamed")
+    return manifest
+
+
+def check_states(manifest: dict[str, Any]) -> None:
+    """Check that a manifest without a hash has all that is looked up in it. Raises DAMAGE."""
+    data = manifest["data"]
+    # The first manifests had neither of these.
+    manifest.setdefault("evaluated_at", 0)
+    opened = data.setdefault("opened", {})
+    itemgetter("files")(manifest)
+    itemgetter("gaps", "fingerprint")(data)
+    for shards in opened.values():
+        itemgetter("shards", "digest", "round")(shards)
+    if "sites" in manifest:
+        itemgetter("exchanges", "turn", "base")(manifest["sites"])
+    if data["step"] != manifest["step"]:
+        raise ValueError("it has two steps")
+
+
+def load_manifest(folder: Path) -> dict[str, Any]:
+    """Return the manifest of a checkpoint whose other files nobody has looked at.
+
+    Raises CheckpointError, OtherFormat.
+    """
+    try:
+        manifest = parse_manifest((folder / FILE).read_bytes(), folder.name)
+    except (OSError, *DAMAGE) as error:
+        raise CheckpointError(f"{folder.name}: {FILE} is missing or damaged ({error})") from None
+    if manifest["schema"] == UNPROTECTED:
+        report_unprotected(folder.parent)
+    return manifest
+
+
+@functools.cache
+def report_unprotected(root: Path) -> None:
+    """Say once of a run that manifests of its checkpoints have no hash."""
+    log.warning(
+        "%s: checkpoints of an earlier version have no hash of their %s: a flipped bit there may "
+        "pass unnoticed. New checkpoints have one",
+        root,
+        FILE,
+    )
+
+
+def verify(folder: Path) -> dict[str, Any]:
+    """Return the manifest of a checkpoint, all files of which are as they were written.
+
+    Raises CheckpointError, OtherFormat.
+    """
+    manifest = load_manifest(folder)
+    for name, described in manifest["files"].items():
+        try:
+            if describe(folder / name) != tuple(described):
+                raise ValueError("its hash differs")
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{folder.name}: {name} is damaged ({error})") from None
+    return manifest
+
+
+def describe(path: Path) -> tuple[int, str]:
+    """Return the size in bytes and the xxh3 of a file. Raises OSError."""
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, xxhash.xxh3_64).hexdigest()
+        return file.tell(), digest
