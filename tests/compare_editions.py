@@ -268,7 +268,7 @@ def tensors_of(checkpoints: Path) -> dict[str, str]:
         found[str(path.relative_to(checkpoints))] = hash_of(path)
     for path in sorted(checkpoints.rglob("MANIFEST.json")):
         manifest = json.loads(path.read_text())
-        states = {name: manifest.get(name) for name in ("data", "guard", "step", "schema")}
+        states = {name: manifest.get(name) for name in ("data", "guard", "step")}
         found[str(path.relative_to(checkpoints))] = json.dumps(states, sort_keys=True)
     return found
 

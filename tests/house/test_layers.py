@@ -85,6 +85,7 @@ IMPORTED_ONLY_BY = {  # others start these as processes of their own
 SAME_NAME_IN_FOLDERS_THAT_TELL_THEM_APART = {
     "__main__": 9,
     "main": 2,  # train/, finetune/: what torchrun starts
+    "manifest": 2,  # train/checkpoint/, train/data/
     "report": 2,  # plan/, train/data/audit/
     # In settings/ a file is called by the subject of its settings.
     "checks": 2,  # and plan/

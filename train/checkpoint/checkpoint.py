@@ -68,6 +68,19 @@ def tensor_states(
     return states
 
 
+def build_stager(on_gpu: bool) -> Any:
+    """Return DCP's copier of states into host memory, which it keeps for the next time."""
+    from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+    options = StagingOptions(
+        use_pinned_memory=on_gpu,
+        use_shared_memory=False,
+        use_async_staging=False,
+        use_non_blocking_copy=on_gpu,
+    )
+    return DefaultStager(options)
+
+
 # ---------------------------------------------------------------------------------------------------
 # Writing
 # ---------------------------------------------------------------------------------------------------
@@ -119,10 +132,11 @@ def write(
         with together(target, "write", group):  # nobody goes on before the commit
             if world.is_first:
                 commit(temporary, target, facts | {"files": files})
-    except CheckpointError:
+    except CheckpointError as error:
         if world.is_first:
             shutil.rmtree(temporary, ignore_errors=True)
-        raise
+        free = shutil.disk_usage(root.parent).free / 2**30
+        raise CheckpointError(f"{error}. The disk has {free:.2f} GiB free") from None
     return target, sum(size for size, _ in files.values())
 
 

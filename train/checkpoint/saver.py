@@ -162,18 +162,8 @@ class Saver:
 
     def copy(self, states: dict[str, Any]) -> Any:
         """Copy states to host memory, which is kept for the next save."""
-        from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
-
         if self.stager is None:
-            on_gpu = self.world.device.type == "cuda"
-            self.stager = DefaultStager(
-                StagingOptions(
-                    use_pinned_memory=on_gpu,
-                    use_shared_memory=False,
-                    use_async_staging=False,
-                    use_non_blocking_copy=on_gpu,
-                )
-            )
+            self.stager = checkpoint.build_stager(on_gpu=self.world.device.type == "cuda")
         return self.stager.stage(states)
 
     def write(
