@@ -123,7 +123,7 @@ def write(
     try:
         with together(target, "write", group):  # all must enter the collectives of `save`
             check_space(root, need)
-            temporary.mkdir(exist_ok=True)
+            temporary.mkdir(parents=True, exist_ok=True)
         with together(target, "write", group):
             (save or save_tensors)(states, temporary, group)
             described = flush_and_describe(temporary, world.rank)
@@ -208,16 +208,14 @@ def commit(temporary: Path, target: Path, content: dict[str, Any]) -> None:
     replaced = hide(target, "trash") if target.exists() else None
     os.rename(temporary, target)
     flush_folder(target.parent)
+    flush_folder(target.parent.parent)  # which may have got its folder of checkpoints just now
     if replaced:
         shutil.rmtree(replaced, ignore_errors=True)
 
 
 def check_space(root: Path, need: int) -> None:
-    """Create the folder of checkpoints. Raises CheckpointError if its disk has no room for one more."""
-    if not root.exists():
-        root.mkdir(parents=True, exist_ok=True)
-        flush_folder(root.parent)
-    free = shutil.disk_usage(root).free
+    """Raise CheckpointError if the disk of a run, whose folder exists, has no room for one more checkpoint."""
+    free = shutil.disk_usage(root.parent).free
     if free < need:
         raise CheckpointError(
             f"{root}: a checkpoint takes {need / 2**30:.2f} GiB and the disk has "
