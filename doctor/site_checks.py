@@ -38,7 +38,7 @@ def address(c: Config) -> list[Finding]:
 
 
 def reached(c: Config) -> Finding:
-    desk = Desk(c.lighthouse, c.site_rank, c.sites, {})
+    desk = Desk(c, {})
     try:
         there = sorted(desk.read())
     except NoDesk as error:

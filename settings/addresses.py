@@ -1,5 +1,7 @@
 """Addresses as settings write them: HOST, HOST:PORT or [IPV6]:PORT."""
 
+import ipaddress
+
 IPV6 = r"[0-9A-Fa-f]*:[0-9A-Fa-f]*:[0-9A-Fa-f:.]*"
 HOST = r"[A-Za-z0-9][A-Za-z0-9.-]*"
 # 1024 to 65534: the registry of the sites listens on the port after LIGHTHOUSE's.
@@ -21,3 +23,11 @@ def join_address(host: str, port: int) -> str:
     if ":" in host:
         host = f"[{host}]"
     return f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches a host that is written like that."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

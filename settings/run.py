@@ -2,7 +2,7 @@
 
 from settings import addresses
 from settings.declare import DERIVED, FREE, TRACKED, Format, Section, section, setting
-from settings.targets import COMPUTE, DRY_RUN, EVERY, FIND, NODE, TRAIN
+from settings.targets import COMPUTE, DRY_RUN, EVERY, FIND, LAUNCH, NODE, TRAIN
 
 NAME = Format(
     r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}",
@@ -12,6 +12,7 @@ NAMES = Format(r"[a-z0-9-]+(,[a-z0-9-]+)*", "names with commas between them")
 ADDRESS = Format(
     addresses.PATTERN, "a host name or IP address, or HOST:PORT with a port from 1024 to 65534"
 )
+RUN_SECRET = Format(r"[A-Za-z0-9_-]{16,128}", "16 to 128 letters, digits, '_' or '-'")
 MASTER_PORT = 29500
 
 
@@ -102,11 +103,22 @@ class Machine(Section):
     master_addr: str = setting(
         "",
         "Host name or IP address of node 0. Every other node must be able to reach it. "
-        "HOST:PORT uses another port than 29500.",
+        "HOST:PORT uses another port than 29500. The port after it must be reachable, too.",
         format=ADDRESS,
         example="10.0.0.5",
         resume=FREE,
         used_by=NODE,
+    )
+    run_secret: str = setting(
+        "",
+        "Secret by which the machines of a run know each other. Needed where they do not share "
+        "RUNS_DIR: node 0 or `make lighthouse` prints it. "
+        "Default: a file in the run folder, made by node 0.",
+        format=RUN_SECRET,
+        example="what-node-0-prints",
+        resume=FREE,
+        secret=True,
+        used_by=NODE | LAUNCH | FIND | {"lighthouse", "doctor"},
     )
     dtype: str = setting(
         "float32",
@@ -155,6 +167,11 @@ class Machine(Section):
         needs="PARALLEL=fsdp|hsdp",
         used_by=TRAIN,
     )
+
+    @property
+    def registry_port(self) -> int:
+        """Port at which node 0 serves the registry: torchrun has MASTER_ADDR's own."""
+        return self.master_port + 1
 
     @property
     def master_host(self) -> str:

@@ -32,6 +32,7 @@ from settings.checks import PRETRAINING
 from settings.config import Config
 from settings.resolve import resolve
 from train.children import Children, complain, say
+from train.distributed import rendezvous
 from train.distributed.pod import in_pod
 from train.distributed.signals import BY_USER, IN_DOUBT
 from train.tune import CHOICES, count_gpus, record_nccl, set_default, tune
@@ -252,7 +253,12 @@ def launch(config: Config, children: Children, module: str = "train.main") -> in
         launcher = Launcher(
             config, paths, children, module, processes, environment, report_file, progress_file
         )
-        return launcher.run()
+        try:
+            with rendezvous.registry_of(config):
+                return launcher.run()
+        except rendezvous.CannotServe as error:
+            complain(f"launch: {error}")
+            return BAD_DATA
 
 
 def tell_other_nodes(code: int, reason: str, environment: dict[str, str]) -> None:

@@ -24,6 +24,7 @@ from plan.report import table, wrapped
 from settings import SettingsError
 from settings.addresses import join_address
 from settings.config import Config
+from settings.resolve import resolve
 from train.distributed.registry import Verdict
 
 BAD_SETTING, TOLD_TO_STOP = 64, 130
@@ -89,8 +90,8 @@ def in_pod(
     join_s: str,
     site: str = "",
 ) -> int:
-    """Beside a job that is at work: all is said, and nothing asked of the settings."""
-    c = Config(
+    """Beside a job that is at work: all is said, and the settings are asked for the secret alone."""
+    c = resolve().config.replace(
         node_rank=int(rank),
         nodes=int(nodes),
         master_addr=join_address(address, int(port)),

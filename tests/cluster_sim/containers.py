@@ -293,7 +293,7 @@ class Sandbox:
         job = self.pod["metadata"].get("labels", {}).get("batch.kubernetes.io/job-name", "")
         if not self.resolves(address, f"{job}-0"):
             return {}
-        return {"MASTER_ADDR": f"127.0.0.1:{ports[address]}"}
+        return {"MASTER_ADDR": f"127.0.0.1:{ports.pair(address)}"}
 
     def resolves(self, address: str, name: str) -> bool:
         """Whether HOST.SUBDOMAIN is this Job's pod of a name, by a headless Service, also before it is ready."""

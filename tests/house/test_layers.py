@@ -65,6 +65,8 @@ STANDARD_LIBRARY_ONLY = (
     "train.distributed.pod",
     "train.distributed.registry",
     "train.distributed.rendezvous",
+    "train.distributed.run_secret",
+    "train.distributed.signed_http",
     "train.distributed.signals",
     "train.distributed.wan",
     "train.faults.guard",

@@ -44,7 +44,12 @@ def test_a_setting_is_used_or_refused_on_the_command_line(root: Path, target: st
     examples = {name: declared.example for name, declared in SETTINGS.items()}
     (root / "mine").touch()
     examples |= {"PRESET": "tiny", "ENV_FILE": "mine", "DRY_RUN": "0"}
-    for name in ("MODEL", "HF_TOKEN", "WANDB_API_KEY"):  # changes what is used; secrets
+    for name in (
+        "MODEL",
+        "HF_TOKEN",
+        "RUN_SECRET",
+        "WANDB_API_KEY",
+    ):  # changes what is used; secrets
         del examples[name]
     problems = resolve_typed(root, target, **examples).problems
     refused = {

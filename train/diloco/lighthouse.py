@@ -4,15 +4,18 @@
 
 torchft's lighthouse listens on that port, on all addresses, and the desk (site_registry.py) on the next. Neither keeps anything:
 started again, both know within seconds what they knew. While it is away sites train on, and wait at their next
-exchange. It encrypts nothing and asks nobody who he is: both ports belong into a private network.
+exchange. The desk knows the run's sites by their secret, but nothing is encrypted, and torchft's port asks
+nobody who he is: both belong into a private network.
 """
 
+import contextlib
 import logging
 import signal
 import sys
 import threading
 
 from settings import SettingsError
+from settings.addresses import split_address
 from settings.config import Config
 from train import timeouts
 
@@ -44,6 +47,7 @@ def serve(c: Config, port: int, over: threading.Event) -> None:
     from torchft.coordination import LighthouseServer  # these take seconds to import
 
     from train.diloco import site_registry
+    from train.distributed import run_secret
 
     try:
         server = LighthouseServer(
@@ -53,7 +57,11 @@ def serve(c: Config, port: int, over: threading.Event) -> None:
             quorum_tick_ms=TICK_MS,
             heartbeat_timeout_ms=DEAD_MS,
         )
-        visitors = site_registry.opened(port + 1)
+        with contextlib.suppress(OSError):  # pods may not write: node 0 does
+            run_secret.make_secret(c)
+        visitors = site_registry.serve_sites(
+            c, split_address(c.lighthouse or DEFAULT, port)[0], port + 1
+        )
     except Exception as error:
         raise SettingsError(
             [
@@ -71,6 +79,8 @@ def serve(c: Config, port: int, over: threading.Event) -> None:
         "s" * (c.min_sites > 1),
         timeouts.SITE_WAIT_S,
     )
+    if secret := run_secret.describe_file(c, sys.stdout.isatty()):
+        log.info("%s", secret)
     over.wait()
     visitors.shutdown()
     server.shutdown()

@@ -34,11 +34,12 @@ from train.diloco.torchft_engine import (
     Fragment,
     Nesterov,
     Quorums,
-    Transport,
     aside,
     fragments_of,
 )
+from train.diloco.weight_server import Transport
 from train.distributed.parallel import local, weights_of
+from train.distributed.run_secret import find_secret
 from train.distributed.world import World, from_all, from_first, group_of, sum_over
 from train.optim import Optimizer
 
@@ -109,7 +110,9 @@ class Site:
                 lighthouse_addr=f"http://{c.lighthouse}",
                 replica_id=self.replica_id(),
                 hostname=self.address,
-                checkpoint_transport=Transport(self.address, timeouts.SYNC_TIMEOUT_S),
+                checkpoint_transport=Transport(
+                    self.address, lambda: find_secret(c), timeouts.SYNC_TIMEOUT_S
+                ),
                 init_sync=False,
                 quorum_retries=timeouts.SYNC_TIMEOUT_S // AGAIN_S,
             )

@@ -9,21 +9,18 @@ import datetime
 import logging
 import time
 import types
-import urllib.request
-import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchft.checkpointing._serialization import _streaming_load
-from torchft.checkpointing.http_transport import HTTPTransport
 from torchft.local_sgd import DiLoCo
 from torchft.manager import Manager
 
 from settings.config import Config
 from train.diloco.result import SitesMissing, ToldToStop
+from train.diloco.weight_server import finish_on_gpu
 from train.distributed.parallel import local, weights_of
 
 log = logging.getLogger(__name__)
@@ -107,49 +104,6 @@ class Nesterov(torch.optim.SGD):
 def aside(tensor: Tensor) -> Tensor:
     """A copy of this process's part in host memory: a GPU has no room for another of all weights and moments."""
     return local(tensor.detach()).to("cpu", copy=True)
-
-
-def finish_on_gpu() -> None:
-    """Wait for all that was begun on the GPU, in whichever stream: torchft copies in streams that wait for no other."""
-    if torch.accelerator.is_available():
-        torch.accelerator.synchronize()
-
-
-class Transport(HTTPTransport):
-    """Weights for a site that comes back, by HTTP, from the address that the others know; no pickles."""
-
-    def __init__(self, address: str, timeout_s: float):
-        self.host = (
-            f"[{address}]" if ":" in address else address
-        )  # the server says at once where it is
-        super().__init__(datetime.timedelta(seconds=timeout_s), num_chunks=0)
-        answers: Any = self._server.RequestHandlerClass
-        answers.log_message = lambda *_: None  # or each fetch is a line in the run's log
-
-    def address(self) -> str:
-        return f"http://{self.host}:{self._server.socket.getsockname()[1]}/checkpoint/"
-
-    def send_checkpoint(
-        self, dst_ranks: list[int], step: int, state_dict: Any, timeout: datetime.timedelta
-    ) -> None:
-        finish_on_gpu()
-        super().send_checkpoint(dst_ranks, step, state_dict, timeout)
-
-    def disallow_checkpoint(self) -> None:
-        """Behind an exchange; what was handed over is several times as large as the model, and not kept."""
-        super().disallow_checkpoint()
-        self._state_dict = self._chunks = self._spec = None
-
-    @classmethod
-    def _load_from_address(cls, address: str, timeout: datetime.timedelta) -> object:
-        with (
-            warnings.catch_warnings(),
-            urllib.request.urlopen(address, timeout=timeout.total_seconds()) as content,
-        ):
-            warnings.filterwarnings(
-                "ignore", message="The given buffer is not writable"
-            )  # it is copied from only
-            return _streaming_load(content, weights_only=True)
 
 
 class Answers:

@@ -1,451 +1,404 @@
-"""The roll call before torchrun starts on several nodes: who is there, who is missing, and whether all fit together.
+"""The roll call before torchrun starts on several nodes: who is there, and whether all fit together.
 
-    python -m train.distributed.rendezvous meet PROCESSES [SITE [MACHINE]]    until all NODES have joined; exit code 0: start
-                                                                  torchrun now, 10: the run is done
-    python -m train.distributed.rendezvous over CODE [WHY]                    tell the others that this node will not come back
+    python -m train.distributed.rendezvous meet PROCESSES [SITE [MACHINE]]
+        wait until all NODES have joined. Exit code 0: start torchrun now. 10: the run is done
+    python -m train.distributed.rendezvous over CODE [WHY]
+        tell the others that this node will not come back
 
-Node 0 listens at MASTER_ADDR, where its torchrun will in a moment (registry.py); the others call until
-they are heard. Both send lines of JSON. Node 0 greets first, so that a caller knows whom it has reached: between two
-attempts it may be the store of a torchrun that is about to end, or another program. Then
-
-    caller   {"node_rank": 1, "host": ..., versions, settings}     I am here; or {"over": 75, ...}: I shall not be
-    node 0   {"waiting": "2 of 4 nodes have joined ..."}           every few seconds; the caller answers {}
-    node 0   {"code": 0, "why": ""}                                go, or the exit code of all nodes and the reason
-
-In pods, a node that is told to stop just leaves: it will be started again, and the others wait
-for it. Once all are there node 0 says where each is, and what it costs where they are at several sites (wan.py).
-
-Anyone who reaches the port can take part, as with torchrun's own: it belongs into a private network.
+Node 0's launcher serves the registry for as long as it lives, on the port after MASTER_ADDR's:
+that one belongs to torchrun. Each node says every second that it is there, and hears the verdict,
+which is the same for all. A start is known by the tokens of the processes that meet: a count of
+attempts would not survive a node 0 that was replaced. In pods, a node that is told to stop just
+leaves: it is started again, and the others wait for it.
 """
 
 import contextlib
-import errno
 import hashlib
-import ipaddress
 import logging
 import platform
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
 
 from hardware.ports import free_ports
-from record import locks, status
-from record.exit_codes import BAD_DATA, INTERRUPTED, NODES_MISSING
-from record.locks import RunFolderError, RunIsHeld
+from record import status
+from record.exit_codes import BAD_SETTING, INTERRUPTED, NODES_MISSING, STOPPED
 from record.provenance import git, version
-from record.run_paths import RunPaths, list_checkpoints
+from record.run_paths import RunPaths
 from record.status import Status
 from settings import ROOT, SettingsError
 from settings.addresses import join_address
 from settings.checks import PRETRAINING
 from settings.config import SETTINGS, Config
 from settings.declare import FREE
+from train.distributed import run_secret
 from train.distributed.pod import in_pod
 from train.distributed.registry import (
-    HELLO,
-    LINGER_S,
-    LONGEST_WHY,
-    REMIND_S,
-    SILENT_S,
     WAITING,
-    Line,
-    Lost,
-    RollCall,
-    Told,
+    Client,
+    Facts,
+    Member,
+    Members,
+    NotAdmitted,
+    Unreachable,
     Verdict,
-    last_word,
+    differences,
+    named,
+    serve,
 )
-from train.distributed.wan import whereabouts
+from train.distributed.wan import describe_sites
 
 log = logging.getLogger(__name__)
 
-ROOMS_THAT_TRAIN = (
-    "settings",
-    "record",
-    "hardware",
-    "train",
-)  # whose source must be equal on all nodes
+ROOMS_THAT_TRAIN = ("settings", "record", "hardware", "train")  # their source must be equal
 RUN_IS_DONE = 10  # exit code of `meet` if nothing is left to do; for train/launcher.py only
-CONNECT_S = 5.0  # for node 0 to take a call, and to greet
-PORT_S = 60.0  # for whoever has the port to let it go: a torchrun that is about to end
+BEAT_S = 1.0  # between two signs of life
+GONE_S = 6.0  # a node that was not heard for so long has left
+LINGER_S = 10.0  # for nodes that are on their way to hear that it is over
+REMIND_S = 15.0  # between two words on who is missing
+LONGEST_WHY = 1000  # characters of a node's last word
 
 
-class Unreachable(Exception):
-    """Node 0 cannot be talked to now; the message says how far it went, and what to look at."""
+class Told(BaseException):
+    """This node was told to stop. Not an Exception, so that nothing swallows it."""
 
 
-class LostSight(Unreachable):
-    """Node 0 was there, and is gone."""
+class CannotServe(Exception):
+    """The registry cannot be served here. The message says why, and what to change."""
 
 
-def meet(c: Config, processes: int, site: str = "", machine: str = "") -> Verdict:
-    """Join the roll call of all nodes, on node 0 hold it. Returns what all of them do next.
+# ---- Node 0 judges
 
-    Of a run that is done there is none: the others have left, or will by themselves.
+
+class RollCall(Members):
+    """The registry of nodes: it knows who is missing, and gives all the same verdict.
+
+    Attributes:
+        where: what the nodes are to reach.
+        start: tokens of the processes that are to start torchrun together.
+        busy: tokens of those that were told so, and have not spoken since.
+        end: how the run ends on all nodes.
+        told: the nodes that have heard it.
     """
-    paths = RunPaths.of_node(c, ROOT)
-    if done := finished(c, paths):
-        return Verdict(RUN_IS_DONE, done)
-    facts = facts_of(c, processes) | {"site": site, "machine": machine, "device": device_of(c)}
-    if c.rank_in_site:
-        return call(c, facts, c.start_timeout_s)
-    try:
-        # a machine that is gone may keep its lock for minutes, on a disk that it shared
-        lock = locks.hold_run(paths, c.start_timeout_s if in_pod() else locks.RELEASE_S)
-    except RunFolderError as error:
-        # in a pod another try may find it free
-        code = NODES_MISSING if in_pod() and isinstance(error, RunIsHeld) else BAD_DATA
-        return Verdict(code, str(error))
-    with lock:
-        state = status_of(c, paths)
-        state.phase(f"{WAITING} 1/{c.site_nodes}")
-        verdict, members = receive(c, facts, state, c.start_timeout_s)
-        if verdict.code:
-            state.end(verdict.code)
-        else:
-            say_where(c, members, paths)
-    return verdict
+
+    def __init__(self, nodes: int, timeout_s: float, where: str):
+        super().__init__()
+        self.nodes = nodes
+        self.timeout_s = timeout_s
+        self.where = where
+        self.start: set[str] = set()
+        self.busy: set[str] = set()
+        self.end: Verdict | None = None
+        self.told: set[int] = set()
+
+    def hear(self, name: int, facts: Facts, address: str, now: float) -> None:
+        token = facts["token"]
+        if token not in self.start:
+            self.start = set()  # a node came back: that attempt has failed
+        self.busy.discard(token)
+        super().hear(name, facts, address, now)
+
+    def reply(self, name: int, now: float) -> Facts:
+        facts = self.members[name].facts
+        present = self.list_present(now)
+        verdict = self.end or self.judge(present, now)
+        if verdict:
+            self.told.add(name)
+            if "over" not in facts:  # a node that is over and started again takes its word back
+                self.end = verdict
+        elif facts["token"] in self.start:
+            verdict = Verdict(0)
+            self.busy.add(facts["token"])
+        roll = self.describe_roll(present)
+        return {"verdict": verdict, "roll": roll, "missing": self.list_missing(present)}
+
+    def list_missing(self, present: dict[int, Member]) -> list[int]:
+        return [rank for rank in range(self.nodes) if rank not in present]
+
+    def list_present(self, now: float) -> dict[int, Member]:
+        present = {}
+        for rank, member in sorted(self.members.items()):
+            is_here = now - member.heard_at < GONE_S and "left" not in member.facts
+            if is_here and member.facts["token"] not in self.busy:
+                present[rank] = member
+        return present
+
+    def judge(self, present: dict[int, Member], now: float) -> Verdict | None:
+        """Return how the run ends on all nodes, or None. Choose who starts once all are there."""
+        for member in self.members.values():
+            if "over" in member.facts:
+                return last_word(member.facts)
+        if 0 not in present:
+            return None
+        problems = []
+        for rank, member in present.items():
+            problems += differences(present[0].facts, member.facts)
+            if member.rival:
+                both = f"{member.facts['host']} ({member.address}) and {member.rival}"
+                reason = f"NODE_RANK={rank} was given to both {both}; each node needs its own"
+                problems.append(Verdict(BAD_SETTING, reason))
+        if problems:
+            return Verdict(problems[0].code, "; ".join(problem.why for problem in problems))
+        if len(present) == self.nodes:
+            self.start = {member.facts["token"] for member in present.values()}
+        elif now - present[0].since > self.timeout_s:
+            reason = f"after {self.timeout_s:.0f} s {self.describe_roll(present)}"
+            return Verdict(
+                NODES_MISSING,
+                f"{reason}. Were they started with this address, and does a firewall close this port?",
+            )
+        return None
+
+    def describe_roll(self, present: dict[int, Member]) -> str:
+        """'2 of 4 nodes have joined: 0 (a), 2 (c); missing: 1, 3; they are to reach a:29501'"""
+        here = ", ".join(f"{rank} ({member.facts['host']})" for rank, member in present.items())
+        roll = f"{len(present)} of {self.nodes} nodes have joined: {here}"
+        missing = self.list_missing(present)
+        if missing:
+            roll += f"; missing: {', '.join(map(str, missing))}; they are to reach {self.where}"
+        return roll
+
+    def linger(self) -> None:
+        """Wait until all have heard how the run ends, if it ends for all."""
+        deadline = time.monotonic() + LINGER_S
+        while self.end or self.judge({}, 0.0):
+            if time.monotonic() > deadline or len(self.told - {0}) == self.nodes - 1:
+                return
+            time.sleep(0.1)
 
 
-def receive(
-    c: Config, facts: dict[str, Any], state: Status, timeout_s: float
-) -> tuple[Verdict, list[dict[str, Any]]]:
-    """Hold the roll call, as soon as MASTER_ADDR has an address and its port is free. Returns also who came."""
-    deadline = time.monotonic() + timeout_s
-    try:
-        listeners = listen(c, state, deadline)
-    except Told:
-        return last_word(facts, INTERRUPTED), []
-    if isinstance(listeners, Verdict):
-        return listeners, []
-    roll_call = RollCall(facts, listeners, where(c), deadline - time.monotonic(), state, in_pod())
-    roll_call.say()
-    return roll_call.hold(), roll_call.members
-
-
-def over(c: Config, code: int, why: str = "") -> None:
-    """Tell the other nodes that this one ends for good, for as long as they may be on their way to the roll call."""
-    if c.rank_in_site:
-        call(c, who(c) | {"over": code, "why": why[:LONGEST_WHY]}, LINGER_S)
-        return
-    paths = RunPaths.of_node(c, ROOT)
-    if str(status.read(paths.status).get("phase", "")).startswith(
-        WAITING
-    ):  # the trainer ended before it said more
-        status_of(c, paths).end(code)
-    state = Status(paths.status, active=False)
-    listeners = listen(c, state, time.monotonic() + 1)
-    if not isinstance(listeners, Verdict):
-        RollCall(who(c), listeners, where(c), LINGER_S, state).hold(last_word(who(c), code, why))
-
-
-# ---------------------------------------------------------------------------------------------------
-# The calling side
-# ---------------------------------------------------------------------------------------------------
-
-
-def call(c: Config, content: dict[str, Any], timeout_s: float) -> Verdict:
-    """Call node 0 until it answers, and return its verdict. Once it knows of this node, its patience is what counts."""
-    deadline, reminder = time.monotonic() + timeout_s, Reminder()
-    while True:
-        try:
-            with reached(c) as line:
-                return talk(line, content, reminder, comes_back=in_pod())
-        except LostSight as error:  # it was there: as long again for it to come back
-            trouble, deadline = str(error), time.monotonic() + timeout_s
-        except Unreachable as error:
-            trouble = str(error)
-        except Told:
-            return last_word(content, INTERRUPTED)
-        if (left := deadline - time.monotonic()) <= 0:
-            return Verdict(NODES_MISSING, f"node 0 was not reached in {timeout_s:.0f} s: {trouble}")
-        if "over" not in content:
-            reminder.say(f"{trouble}; trying on", f"{trouble}; trying for {left:.0f} s more")
-        try:
-            time.sleep(min(1.0, left))
-        except Told:
-            return last_word(content, INTERRUPTED)
+def last_word(facts: Facts) -> Verdict:
+    """Return what the others are told when a node ends for good."""
+    code = facts["over"]
+    if code in (STOPPED, INTERRUPTED):
+        return Verdict(code, f"{named(facts)} was told to stop")
+    reason = " ".join(facts["why"].split())[:LONGEST_WHY] or "its log says why"
+    return Verdict(code, f"{named(facts)} has ended with exit code {code}: {reason}")
 
 
 @contextlib.contextmanager
-def reached(c: Config) -> Iterator[Line]:
-    """A connection to node 0's roll call. Raises Unreachable."""
+def serving(config: Config, members: Members) -> Iterator[None]:
+    """Serve a registry on node 0. Raises CannotServe."""
+    port = config.registry_port
     try:
-        connection = socket.create_connection((c.master_host, c.master_port), CONNECT_S)
-    except socket.gaierror as error:
-        raise Unreachable(unresolved(c, error)) from None
-    except ConnectionRefusedError:
-        raise Unreachable(
-            f"{where(c)} refuses connections: node 0 has not been started yet, or MASTER_ADDR "
-            "is not its address and port"
-        ) from None
-    except TimeoutError:
-        raise Unreachable(
-            f"{where(c)} does not answer in {CONNECT_S:.0f} s: a firewall drops what is sent there, or "
-            "MASTER_ADDR is not node 0's address in this network"
-        ) from None
+        run_secret.make_secret(config)
+        server = serve(members, config.master_host, port, lambda: run_secret.find_secret(config))
     except OSError as error:
-        raise Unreachable(
-            f"{where(c)} cannot be reached ({error.strerror or error}); check MASTER_ADDR and the "
-            "network"
+        other = join_address(config.master_host, free_ports(2))
+        raise CannotServe(
+            f"MASTER_ADDR={config.master_addr}: port {port} cannot be served here "
+            f"({error.strerror}). Choose another on all nodes, for example MASTER_ADDR={other}"
         ) from None
-    with connection:
-        yield Line(connection)
-
-
-def talk(line: Line, content: dict[str, Any], reminder: "Reminder", comes_back: bool) -> Verdict:
-    """Say who this is and wait for the verdict. Raises Unreachable where the connection does not last.
-
-    comes_back: whether a node that is told to stop will be started again.
-    """
-    greeted = False
-    heard = time.monotonic()
     try:
-        while True:
-            for said in line.receive():
-                heard = time.monotonic()
-                if not greeted:
-                    if said != HELLO:
-                        raise Lost("it sent something else than a greeting")
-                    greeted = True
-                    line.send(content)
-                elif isinstance(code := said.get("code"), int):
-                    return Verdict(code, str(said.get("why", "")))
-                else:
-                    reminder.say(str(said.get("waiting", "")))
-                    line.send({})
-            if time.monotonic() - heard > (SILENT_S if greeted else CONNECT_S):
-                raise Lost("it says nothing")
-    except Lost as lost:
-        if greeted:
-            raise LostSight(f"the connection to node 0 was lost ({lost})") from None
-        raise Unreachable(
-            "something answers where node 0 should, but it calls no roll: an attempt of node 0 may still "
-            "be ending, or another program has the port of MASTER_ADDR there"
-        ) from None
-    except Told:
-        with contextlib.suppress(Lost):
-            if greeted and not comes_back:
-                line.send(content | {"over": INTERRUPTED})
-        raise
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
-class Reminder:
-    """Says what is new at once, and what is not every 15 s."""
-
-    def __init__(self) -> None:
-        self.last, self.at = "", 0.0
-
-    def say(self, text: str, shown: str = "") -> None:
-        if text and (text != self.last or time.monotonic() - self.at > REMIND_S):
-            log.info("%s", shown or text)
-            self.last, self.at = text, time.monotonic()
-
-
-# ---------------------------------------------------------------------------------------------------
-# The listening side
-# ---------------------------------------------------------------------------------------------------
+@contextlib.contextmanager
+def registry_of(config: Config) -> Iterator[None]:
+    """Serve the registry if this is the first of several nodes. Raises CannotServe."""
+    if config.site_nodes == 1 or config.rank_in_site:
+        yield
+        return
+    where = join_address(config.master_host, config.registry_port)
+    roll_call = RollCall(config.site_nodes, config.start_timeout_s, where)
+    with serving(config, roll_call):
+        yield
+        roll_call.linger()
 
 
-def listen(c: Config, state: Status, deadline: float) -> "list[socket.socket] | Verdict":
-    """Sockets that listen on the port of MASTER_ADDR, or why there are none. A name may come later, and a port may be freed."""
-    reminder, began = Reminder(), time.monotonic()
-    while True:
-        try:
-            return opened(c, reminder)
-        except socket.gaierror as error:
-            verdict = Verdict(NODES_MISSING, unresolved(c, error))
-        except OSError as error:
-            verdict = Verdict(BAD_DATA, busy_port(c, error))
-            deadline = min(deadline, began + PORT_S)
-        if (left := deadline - time.monotonic()) <= 0:
-            return verdict
-        reminder.say(f"{verdict.why}; trying on", f"{verdict.why}; trying for {left:.0f} s more")
-        state.beat()
-        time.sleep(min(0.5, left))
+# ---- Each node calls
 
 
-def opened(c: Config, reminder: Reminder) -> list[socket.socket]:
-    """On loopback where MASTER_ADDR says so in words or figures; a host's own name may lead there too, as on Debian,
-    and the others then know it by another address. Raises OSError where that fails."""
-    found = socket.getaddrinfo(c.master_host, c.master_port, type=socket.SOCK_STREAM)
-    addresses = sorted({str(address[0]) for *_, address in found})
-    here = [address for address in addresses if is_here(address)]
-    if here and is_loopback(c.master_host):
-        return [
-            socket.create_server((address, c.master_port), family=family_of(address))
-            for address in here
-        ]
-    if not here:
-        reminder.say(
-            f"MASTER_ADDR={c.master_addr} ({', '.join(addresses)}) is no address of this machine "
-            f"({socket.gethostname()}), though it is node 0: the others will look for it there"
-        )
-    if socket.has_dualstack_ipv6():
-        try:
-            return [
-                socket.create_server(
-                    ("", c.master_port), family=socket.AF_INET6, dualstack_ipv6=True
-                )
-            ]
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise
-    return [socket.create_server(("", c.master_port))]
-
-
-def busy_port(c: Config, error: OSError) -> str:
-    other = join_address(c.master_host, free_ports(1))
-    return (
-        f"MASTER_ADDR={c.master_addr}: port {c.master_port} cannot be listened on here "
-        f"({error.strerror}); choose another on all nodes, for example MASTER_ADDR={other}"
+def client_of(config: Config) -> Client:
+    """Return what this node speaks through."""
+    return Client(
+        config.master_host,
+        config.registry_port,
+        config.rank_in_site,
+        lambda: run_secret.find_secret(config),
+        run_secret.describe_missing(config),
     )
 
 
-def is_loopback(name: str) -> bool:
+def call(client: Client, facts: Facts, timeout_s: float, state: Status | None = None) -> Verdict:
+    """Say that this node is there until all hear what they do.
+
+    A node that is told to stop takes the others along. In a pod it comes back, and they wait.
+
+    Args:
+        timeout_s: while node 0 calls the roll, its own patience counts.
+        state: the run's status, on node 0.
+    """
+    deadline = time.monotonic() + timeout_s
+    last, said_at = "", 0.0
     try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return name == "localhost"
+        while True:
+            news, verdict, is_called = ask(client, facts, state)
+            now = time.monotonic()
+            if is_called:
+                deadline = now + timeout_s
+            elif now > deadline:
+                reason = f"node 0 was not reached in {timeout_s:.0f} s: {news}"
+                verdict = verdict or Verdict(NODES_MISSING, reason)
+            if verdict:
+                return verdict
+            if news != last or now - said_at > REMIND_S:
+                log.info("%s", news)
+                last, said_at = news, now
+            time.sleep(BEAT_S)
+    except Told:
+        farewell = facts | {"over": INTERRUPTED}
+        with contextlib.suppress(Unreachable):
+            client.say(**(facts | {"left": True} if in_pod() else farewell))
+        return last_word(farewell)
 
 
-def is_here(address: str) -> bool:
-    """Whether it is an address of this machine."""
+def ask(client: Client, facts: Facts, state: Status | None) -> tuple[str, Verdict | None, bool]:
+    """Return what is new, the verdict if there is one, and whether node 0 calls the roll."""
     try:
-        with socket.socket(family_of(address)) as probe:
-            probe.bind((address, 0))
-    except OSError:
-        return False
-    return True
+        answer = client.say(**facts)
+    except NotAdmitted as error:
+        return "", Verdict(BAD_SETTING, str(error)), False
+    except Unreachable as error:
+        return str(error), None, False
+    missing = answer["missing"]
+    if state:
+        here = facts["nodes"] - len(missing)
+        state.phase(f"{WAITING} {here}/{facts['nodes']}", missing=missing)
+    news = answer["roll"]
+    if 0 in missing:
+        news = f"{client.where} answers, but node 0 is still busy with its last attempt"
+    verdict = answer["verdict"] and Verdict(*answer["verdict"])
+    return news, verdict, 0 not in missing
 
 
-def family_of(address: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in address else socket.AF_INET
+def over(config: Config, code: int, why: str = "") -> None:
+    """Tell the other nodes, which may be on their way to the roll call, that this one is over."""
+    paths = RunPaths.of_node(config, ROOT)
+    phase = str(status.read(paths.status).get("phase", ""))
+    if config.rank_in_site == 0 and phase.startswith(WAITING):
+        status_of(config, paths).end(code)  # the trainer ended before it said more
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(CannotServe):  # the launcher does, once it has started
+            stack.enter_context(registry_of(config))
+        client = client_of(config)
+        deadline = time.monotonic() + LINGER_S
+        while time.monotonic() < deadline:
+            with contextlib.suppress(Unreachable):
+                client.say(**who(config), over=code, why=why)
+                return
+            time.sleep(BEAT_S)
 
 
-# ---------------------------------------------------------------------------------------------------
-# What nodes know of themselves
-# ---------------------------------------------------------------------------------------------------
+def meet(config: Config, processes: int, site: str = "", machine: str = "") -> Verdict:
+    """Meet all other nodes of a run that is not done. Returns what all do next."""
+    paths = RunPaths.of_node(config, ROOT)
+    reason = find_end(config, paths)
+    if reason:
+        return Verdict(RUN_IS_DONE, reason)
+    facts = facts_of(config, processes) | {"site": site, "machine": machine}
+    client = client_of(config)
+    if config.rank_in_site:
+        return call(client, facts, config.start_timeout_s)
+    secret = run_secret.describe_file(config, sys.stdout.isatty())
+    if secret and not in_pod():
+        log.info("%s", secret)
+    state = status_of(config, paths)
+    verdict = call(client, facts, config.start_timeout_s, state)
+    if verdict.code:
+        state.end(verdict.code)
+    else:
+        with contextlib.suppress(Unreachable):
+            report_sites(config, client.read(), paths)
+    return verdict
 
 
-def who(c: Config) -> dict[str, Any]:
-    return {"node_rank": c.rank_in_site, "host": socket.gethostname(), "nodes": c.site_nodes}
+# ---- What nodes know of themselves
 
 
-def facts_of(c: Config, processes: int) -> dict[str, Any]:
-    """Who this is, and what must be equal on all nodes: versions, code, and the settings that the result hangs on."""
-    fields = SETTINGS
-    settings = {name: value for name, value in c.stored().items() if fields[name].resume != FREE}
+def who(config: Config) -> Facts:
+    host = socket.gethostname()
+    return {"node_rank": config.rank_in_site, "host": host, "nodes": config.site_nodes}
+
+
+def facts_of(config: Config, processes: int) -> Facts:
+    """Say who this is, and what must be equal on all nodes: versions, code and settings."""
+    settings: Facts = {"RUN_NAME": config.run_name, "NPROC": processes}
+    for name, value in config.stored().items():
+        if SETTINGS[name].resume != FREE and name not in settings:
+            settings[name] = value
     commit = git("rev-parse", "--short=12", "HEAD")
-    files = sorted(path for room in ROOMS_THAT_TRAIN for path in (ROOT / room).rglob("*.py"))
-    source = hashlib.sha256(b"".join(path.read_bytes() for path in files))
-    return who(c) | {
+    if commit and git("status", "--porcelain", "-uno"):
+        commit += " with changes"
+    source = hashlib.sha256()
+    for room in ROOMS_THAT_TRAIN:
+        for path in sorted((ROOT / room).rglob("*.py")):
+            source.update(path.read_bytes())
+    return who(config) | {
         "torch": version("torch"),
         "python": ".".join(platform.python_version_tuple()[:2]),
-        "commit": commit + " with changes" * bool(git("status", "--porcelain", "-uno"))
-        if commit
-        else "",
+        "commit": commit,
         "source": source.hexdigest()[:12],
-        "settings": settings | {"RUN_NAME": c.run_name, "NPROC": processes},
+        "settings": settings,
     }
 
 
-def device_of(c: Config) -> str:
-    """The name of this node's first GPU as torch has it, without loading torch; CPU where there is none."""
-    if c.device == "cpu":
-        return "CPU"
-    try:
-        said = subprocess.run(
-            ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=60,
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
-        return "CPU"
-    return next(iter(said.splitlines()), "CPU").strip()
+def is_done(config: Config, last: Facts) -> bool:
+    """Return whether this is the status of a run that has made all steps, and been evaluated."""
+    step = last.get("step")
+    return last.get("phase") == "done" and isinstance(step, int) and step >= config.last_step
 
 
-def is_done(c: Config, last: dict[str, Any]) -> bool:
-    """Whether this is the status of a run that has made all steps, and been evaluated."""
-    return (
-        last.get("phase") == "done"
-        and isinstance(at := last.get("step"), int)
-        and at >= c.last_step
-    )
+def status_of(config: Config, paths: RunPaths) -> Status:
+    """Return the run's status. That of a run which has nothing left to do stays as it is."""
+    return status.of_run(config, paths, active=not is_done(config, status.read(paths.status)))
 
 
-def status_of(c: Config, paths: RunPaths) -> Status:
-    """The run's status. That of a run which has nothing left to do stays as it is."""
-    return status.of_run(c, paths, active=not is_done(c, status.read(paths.status)))
+def find_end(config: Config, paths: RunPaths) -> str:
+    """Say that the run has nothing left to do, if all nodes see that; "" otherwise.
 
-
-def finished(c: Config, paths: RunPaths) -> str:
-    """What to say of a run that has nothing left to do, as all nodes see; empty where it has, or not all see it.
-
-    They share the folder where each has its log in it. A checkpoint of the last step is not enough: the evaluation
-    behind it wants all nodes.
+    They share the folder if each has its log in it. A checkpoint of the last step is not enough:
+    the evaluation after it needs all nodes.
     """
-    if not all(paths.node_log(node).exists() for node in range(c.site_nodes)):
+    if not all(paths.node_log(node).exists() for node in range(config.site_nodes)):
         return ""
     last = status.read(paths.status)
-    if is_done(c, last):
-        return f"run {c.run_name} is done: {last['step']} of {c.last_step} steps, in {paths.folder}"
-    saved = max(list_checkpoints(paths.checkpoints), default=0)
-    if saved > c.last_step:
-        return f"run {c.run_name} is already at step {saved}, past step {c.last_step}: nothing is left to do"
-    return ""
+    if not is_done(config, last):
+        return ""
+    made = f"{last['step']} of {config.last_step} steps"
+    return f"run {config.run_name} is done: {made}, in {paths.folder}"
 
 
-def say_where(c: Config, members: list[dict[str, Any]], paths: RunPaths) -> None:
+def report_sites(config: Config, nodes: dict[int, Facts], paths: RunPaths) -> None:
     """Say which node is where, here and in the run's log, which outlives a pod's."""
-    try:
-        lines = whereabouts(c, members)
-        for level, line in lines:
-            log.log(level, "%s", line)
-        with open(paths.train_log, "a", encoding="utf-8") as file:
-            file.writelines(
-                f"{time.strftime('%Y-%m-%d %H:%M:%S')} roll call: {line}\n" for _, line in lines
-            )
-    except Exception as error:  # all nodes have been told to start, and the run is whole without it
-        log.warning("where the nodes are cannot be told: %r", error)
-
-
-def where(c: Config) -> str:
-    return join_address(c.master_host, c.master_port)
-
-
-def unresolved(c: Config, error: OSError) -> str:
-    return (
-        f"MASTER_ADDR={c.master_addr} does not resolve on {socket.gethostname()} ({error.strerror}); a pod's name "
-        "takes a moment, else give node 0's address, for example MASTER_ADDR=10.0.0.5"
-    )
+    lines = describe_sites(config, [nodes[rank] for rank in sorted(nodes)])
+    for level, line in lines:
+        log.log(level, "%s", line)
+    stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+    with contextlib.suppress(OSError), open(paths.train_log, "a", encoding="utf-8") as file:
+        file.writelines(f"{stamp} roll call: {line}\n" for _, line in lines)
 
 
 def stop_asked(number: int, frame: object) -> None:
-    for asked in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(asked, signal.SIG_IGN)  # once is enough, and what follows is short
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough, and what follows is short
     raise Told
 
 
 def main(argv: list[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="roll call: %(message)s", stream=sys.stdout)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if (
-            number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
-        ):  # detached from its terminal
-            signal.signal(number, stop_asked)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the launcher sends SIGTERM, whatever it gets
+    signal.signal(signal.SIGTERM, stop_asked)
     try:
-        c = Config.load(without=PRETRAINING)  # which the trainer asks, of what it trains
+        config = Config.load(without=PRETRAINING)  # the trainer checks these
         if argv[0] == "over":
-            over(c, int(argv[1]), *argv[2:3])
+            over(config, int(argv[1]), *argv[2:])
             return 0
-        verdict = meet(c, int(argv[1]), *argv[2:4])
+        verdict = meet(config, int(argv[1]), *argv[2:])
     except SettingsError as error:
         log.error("%s", error)
         return error.exit_code

@@ -78,7 +78,7 @@ class DiLoCo(Hook):
         with job.activity("waiting for other sites", limit_s, "START_TIMEOUT_S"):
             problem: Exception | None = None
             if world.is_first:
-                self.desk = Desk(config.lighthouse, config.site_rank, config.sites, facts_of(job))
+                self.desk = Desk(config, facts_of(job))
                 problem = find_desk(job, self.desk)
             if problem := from_first(problem):
                 raise problem

@@ -242,7 +242,7 @@ def test_make_stop_on_the_first_node_saves_and_stops_both(
 
 
 # However slow a machine is, the last word of a node finds the other still listening.
-HEARD = "from train.distributed import registry as rollcall; rollcall.LINGER_S = 60.0"
+HEARD = "from train.distributed import rendezvous; rendezvous.LINGER_S = 60.0"
 
 
 def test_a_node_whose_peer_was_stopped_before_training_learns_of_it(

@@ -1,461 +1,311 @@
-"""train/distributed/, rendezvous.py and registry.py: nodes that join, that do not fit, and that are not there. Real sockets."""
+"""train/distributed/rendezvous.py as the launcher calls it: real processes and a real registry on loopback."""
 
 import contextlib
 import dataclasses
 import json
 import logging
-import queue
+import os
+import signal
 import socket
+import stat
+import subprocess
+import sys
 import threading
 import time
-from pathlib import Path
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from hardware.ports import free_ports
 from record import status
 from record.run_paths import RunPaths
-from record.status import Status
+from settings import ROOT
 from settings.config import Config
-from train.distributed import registry, rendezvous
-from train.distributed.registry import Line, Verdict, differences
+from train.distributed import rendezvous, run_secret
+from train.distributed.registry import Verdict
+
+HOST = socket.gethostname()
 
 
 class Nodes:
-    """Nodes of one run, each a thread of this process; `verdict` waits for what a node was told."""
+    """Three nodes of one run. Where `serve` was called, node 0's launcher is there."""
 
-    def __init__(self, folder: Path, port: int, count: int, timeout_s: float = 20):
-        self.folder, self.timeout_s = folder, timeout_s
+    def __init__(self, folder, port):
         self.config = dataclasses.replace(
             Config(),
-            nodes=count,
+            nodes=3,
             master_addr=f"127.0.0.1:{port}",
             runs_dir=str(folder),
             run_name="run",
-            batch_tokens=8192,
+            batch_tokens=12288,
+            start_timeout_s=20,
         ).derived()
-        self.told: dict[int, queue.Queue[Verdict]] = {}
         self.paths = RunPaths(folder / "run")
-        self.paths.folder.mkdir(exist_ok=True)
+        self.paths.folder.mkdir()
+        self.stack = contextlib.ExitStack()
 
-    def start(
-        self, rank: int, changes: dict[str, Any] | None = None, timeout_s: float = 0, host: str = ""
-    ) -> None:
-        """changes: settings in which it differs from the others, and facts about it."""
-        settings = {
-            name: value for name, value in (changes or {}).items() if hasattr(self.config, name)
+    def serve(self):
+        self.stack.enter_context(rendezvous.registry_of(self.config))
+
+    def of(self, rank, **changes):
+        return dataclasses.replace(self.config, node_rank=rank, **changes)
+
+    def command(self, rank, *words, **changes):
+        environment = {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(ROOT),
+            "RUNS_DIR": str(self.paths.folder.parent),
+            "RUN_NAME": "run",
+            "NODES": "3",
+            "BATCH_TOKENS": "12288",
+            "NODE_RANK": str(rank),
+            "MASTER_ADDR": self.config.master_addr,
+            "START_TIMEOUT_S": "20",
+            "DEVICE": "cpu",
         }
-        facts = {name: value for name, value in (changes or {}).items() if name not in settings}
-        c = dataclasses.replace(self.config, node_rank=rank, **settings)
-        content = rendezvous.facts_of(c, 1) | {"host": host or f"host-{rank}"} | facts
-        told = self.told[rank] = queue.Queue()
-        patience = timeout_s or self.timeout_s
+        return subprocess.Popen(
+            [sys.executable, "-m", "train.distributed.rendezvous", *words],
+            env=environment | changes,
+            cwd=ROOT,
+            text=True,
+            stdout=subprocess.PIPE,
+        )
 
-        def node() -> None:
-            if rank:
-                told.put(rendezvous.call(c, content, patience))
-            else:
-                told.put(
-                    rendezvous.receive(c, content, rendezvous.status_of(c, self.paths), patience)[0]
-                )
-
-        threading.Thread(target=node, daemon=True).start()
-
-    def verdict(self, rank: int, seconds: float = 20) -> Verdict:
-        return self.told[rank].get(timeout=seconds)
-
-    def wait_for(self, phase: str, seconds: float = 60) -> None:
-        deadline = time.monotonic() + seconds
+    def wait_for(self, phase):
+        deadline = time.monotonic() + 60
         while status.read(self.paths.status).get("phase") != phase:
-            assert time.monotonic() < deadline, (
-                f"{status.read(self.paths.status)} does not come to {phase}"
-            )
+            assert time.monotonic() < deadline, status.read(self.paths.status)
             time.sleep(0.02)
 
-    def connect(self) -> socket.socket:
-        """As a caller that then does what it likes."""
-        for _ in range(100):
-            try:
-                return socket.create_connection(("127.0.0.1", self.config.master_port), 10)
-            except ConnectionRefusedError:
-                time.sleep(0.05)
-        raise AssertionError("node 0 does not listen")
-
-
-def until_said(caplog: pytest.LogCaptureFixture, text: str, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while text not in caplog.text:
-        assert time.monotonic() < deadline, f"{text!r} was not said, but:\n{caplog.text}"
-        time.sleep(0.02)
+    def finish(self, **facts):
+        """Leave the run as one that all nodes have finished, in a folder that they share."""
+        (self.paths.folder / "logs").mkdir(exist_ok=True)
+        for rank in range(3):
+            self.paths.node_log(rank).touch()
+        done = {"phase": "done", "step": self.config.last_step} | facts
+        self.paths.status.write_text(json.dumps(done))
 
 
 @pytest.fixture
-def nodes(tmp_path: Path, free_port: int, caplog: pytest.LogCaptureFixture) -> Nodes:
-    """Three nodes, of which none has been started."""
+def nodes(tmp_path, caplog, monkeypatch):
     caplog.set_level(logging.INFO)
-    return Nodes(tmp_path, free_port, 3)
+    monkeypatch.setattr(rendezvous, "BEAT_S", 0.05)
+    monkeypatch.setattr(rendezvous, "LINGER_S", 1.0)
+    nodes = Nodes(tmp_path, free_ports(2))
+    with nodes.stack:
+        yield nodes
 
 
-# ---- All are there
+def ended(process):
+    text = process.communicate(timeout=60)[0]
+    return process.returncode, text
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
-def test_nodes_join_in_any_order(
-    nodes: Nodes, order: tuple[int, ...], caplog: pytest.LogCaptureFixture
-) -> None:
-    for rank in order:
-        nodes.start(rank)
-        time.sleep(0.2)
-    assert [nodes.verdict(rank) for rank in order] == [Verdict(0)] * 3
-    assert "3 of 3 nodes have joined: 0 (host-0), 1 (host-1), 2 (host-2)" in caplog.text
-    with socket.socket() as probe:  # torchrun can have the port at once
-        probe.bind(("127.0.0.1", nodes.config.master_port))
-
-
-def test_status_tells_how_many_are_there_and_keeps_what_it_knew(nodes: Nodes) -> None:
+@pytest.mark.fault(36)
+def test_three_nodes_meet_and_their_status_tells_who_is_missing(nodes):
     nodes.paths.status.write_text(json.dumps({"phase": "crashed", "step": 7, "loss": 2.5}))
-    nodes.start(0)
-    nodes.wait_for("waiting for peers 1/3")
-    nodes.start(2)
+    nodes.serve()
+    waiting = [nodes.command(rank, "meet", "1", f"site-{rank}", "m") for rank in (2, 0)]
     nodes.wait_for("waiting for peers 2/3")
     state = status.read(nodes.paths.status)
-    assert (state["step"], state["loss"], state["last_step"]) == (7, 2.5, nodes.config.last_step)
-    nodes.start(1)
-    assert nodes.verdict(0).code == 0
-
-
-def test_a_run_that_is_done_stays_so_in_its_status(nodes: Nodes) -> None:
-    before = {"phase": "done", "step": nodes.config.last_step}
-    nodes.paths.status.write_text(json.dumps(before))
-    for rank in (0, 1, 2):
-        nodes.start(rank)
-    assert nodes.verdict(0).code == 0
-    assert status.read(nodes.paths.status) == before
-
-
-def test_node_0_listens_on_loopback_only_where_its_address_is_there(
-    nodes: Nodes, monkeypatch: Any
-) -> None:
-    state = Status(nodes.paths.status, active=False)
-    bound = {}
-    # a host's own name leads to loopback too, on Debian, and the others know it by another address
-    found = socket.getaddrinfo
-    monkeypatch.setattr(
-        socket,
-        "getaddrinfo",
-        lambda name, *rest, **named: found(
-            "127.0.0.1" if name == "a-host" else name, *rest, **named
-        ),
-    )
-    for name in ("127.0.0.1", "localhost", "a-host"):
-        c = dataclasses.replace(nodes.config, master_addr=name)
-        listeners = rendezvous.listen(c, state, time.monotonic() + 1)
-        assert isinstance(listeners, list)
-        bound[name] = {listener.getsockname()[0] for listener in listeners}
-        for listener in listeners:
-            listener.close()
-    assert bound["127.0.0.1"] == {"127.0.0.1"} and bound["localhost"] <= {"127.0.0.1", "::1"}
-    assert bound["a-host"] <= {"::", "0.0.0.0"}
-
-
-# ---- Some are not
+    assert (state["step"], state["loss"], state["missing"]) == (7, 2.5, [1])
+    waiting.append(nodes.command(1, "meet", "1"))
+    codes, texts = zip(*map(ended, waiting), strict=True)
+    assert codes == (0, 0, 0)
+    assert "; missing: 1; they are to reach 127.0.0.1:" in texts[1]
+    assert f"roll call: node 2 ({HOST}): site=site-2 machine=m processes=1" in texts[1]
+    assert "sites: unknown" in nodes.paths.train_log.read_text()
 
 
 @pytest.mark.fault(36)
-def test_a_missing_node_is_named_on_all_that_waited_for_it(
-    nodes: Nodes, caplog: pytest.LogCaptureFixture
-) -> None:
-    nodes.start(0, timeout_s=6)
-    nodes.start(2)
-    for rank in (0, 2):
-        code, why = nodes.verdict(rank)
-        assert code == 69
-        assert (
-            f"2 of 3 nodes have joined: 0 (host-0), 2 (host-2); missing: 1; they are to reach 127.0.0.1:"
-            f"{nodes.config.master_port}" in why
-        )
-    assert "1 of 3 nodes have joined: 0 (host-0); missing: 1, 2" in caplog.text
-
-
-@pytest.mark.fault(36)
-def test_who_is_missing_is_said_again_and_again(
-    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(registry, "REMIND_S", 0.3)
-    nodes.start(0, timeout_s=1.5)
-    assert nodes.verdict(0).code == 69
-    assert caplog.text.count("1 of 3 nodes have joined: 0 (host-0); missing: 1, 2") >= 3
-
-
-@pytest.mark.fault(36)
-def test_a_node_without_its_first_tells_what_to_look_at(
-    nodes: Nodes, caplog: pytest.LogCaptureFixture
-) -> None:
-    nodes.start(1, timeout_s=1.2)
-    code, why = nodes.verdict(1)
+def test_nodes_without_their_first_give_up_and_say_what_to_look_at(nodes, caplog):
+    code, why = rendezvous.meet(nodes.of(1, start_timeout_s=1), 1)
     assert code == 69
-    assert (
-        f"127.0.0.1:{nodes.config.master_port} refuses connections: node 0 has not been started yet"
-        in why
-    )
+    assert "node 0 was not reached in 1 s: 127.0.0.1:" in why
+    assert "refuses connections: nothing is started there yet" in why
     assert caplog.text.count("refuses connections") == 1  # said once, tried several times
 
 
-def test_an_address_that_is_dropped_is_told_from_one_that_refuses(
-    nodes: Nodes, monkeypatch: Any
-) -> None:
-    def silent(*_: object) -> None:
-        raise TimeoutError
-
-    monkeypatch.setattr(socket, "create_connection", silent)
-    nodes.start(1, timeout_s=0.1)
-    assert "does not answer in 5 s: a firewall drops" in nodes.verdict(1).why
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_name_that_does_not_resolve_is_said_at_once_and_tried_on(
-    nodes: Nodes, rank: int, monkeypatch: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    found = socket.getaddrinfo
-    known: list[bool] = []
-
-    def late(name: str, *rest: Any, **named: Any) -> Any:
-        if name == "late" and not known:
-            raise socket.gaierror(-2, "Name or service not known")
-        return found("127.0.0.1" if name == "late" else name, *rest, **named)
-
-    monkeypatch.setattr(socket, "getaddrinfo", late)
-    nodes.start(rank, {"master_addr": "late"}, timeout_s=0.3)
-    code, why = nodes.verdict(rank)
-    assert (
-        code == 69
-        and "MASTER_ADDR=late does not resolve on" in why
-        and "MASTER_ADDR=10.0.0.5" in why
-    )
-    for every in range(3):
-        nodes.start(every, {"master_addr": "late"})
-    time.sleep(0.5)
-    assert "MASTER_ADDR=late does not resolve" in caplog.text
-    known.append(True)
-    assert nodes.verdict(rank).code == 0
+@pytest.mark.fault(36)
+def test_while_node_0_calls_the_roll_its_patience_counts_and_no_longer(nodes, monkeypatch):
+    monkeypatch.setattr(rendezvous, "GONE_S", 0.5)
+    nodes.serve()
+    with ThreadPoolExecutor() as threads:
+        second = threads.submit(rendezvous.meet, nodes.of(1, start_timeout_s=1), 1)
+        assert "node 0 is still busy" in second.result(30).why  # nobody calls it
+        first = threads.submit(rendezvous.meet, nodes.of(0), 1)
+        nodes.wait_for("waiting for peers 1/3")
+        second = threads.submit(rendezvous.meet, nodes.of(1, start_timeout_s=1), 1)
+        time.sleep(2)
+        assert not second.done()
+        third = threads.submit(rendezvous.meet, nodes.of(2), 1)
+        assert [node.result(30).code for node in (first, second, third)] == [0, 0, 0]
 
 
 @pytest.mark.fault(36)
-def test_a_taken_port_is_said_at_once_and_waited_for(
-    nodes: Nodes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with socket.create_server(("127.0.0.1", nodes.config.master_port)):
-        nodes.start(0)
-        nodes.start(1)
-        until_said(caplog, f"port {nodes.config.master_port} cannot be listened on here")
-    nodes.start(2)
-    assert [nodes.verdict(rank).code for rank in range(3)] == [0, 0, 0]
-    monkeypatch.setattr(rendezvous, "PORT_S", 0.3)
-    with socket.create_server(("127.0.0.1", nodes.config.master_port)):
-        nodes.start(0)
-        code, why = nodes.verdict(0)
-    assert code == 78 and "choose another on all nodes, for example MASTER_ADDR=127.0.0.1:" in why
+def test_a_taken_port_is_named_with_one_that_is_free(nodes):
+    with (
+        socket.create_server(("127.0.0.1", nodes.config.registry_port)),
+        pytest.raises(rendezvous.CannotServe, match=r"for example MASTER_ADDR=127.0.0.1:\d+"),
+    ):
+        nodes.serve()
 
 
-def test_what_answers_but_calls_no_roll_is_waited_out(
-    nodes: Nodes, monkeypatch: Any, caplog: Any
-) -> None:
-    """As the store of a torchrun that is about to end: it takes the call and says nothing."""
-    monkeypatch.setattr(rendezvous, "CONNECT_S", 0.3)
-    with socket.create_server(("127.0.0.1", nodes.config.master_port)):
-        nodes.start(1)
-        until_said(caplog, "it calls no roll: an attempt of node 0 may still be ending")
-    nodes.start(0)
-    nodes.start(2)
-    assert nodes.verdict(1).code == 0
-
-
-def test_a_node_that_leaves_is_taken_off_and_may_come_back(
-    nodes: Nodes, caplog: pytest.LogCaptureFixture
-) -> None:
-    nodes.start(0)
-    for _ in range(2):
-        leaving = Line(nodes.connect())
-        leaving.send(fitting(nodes, 2))
-        nodes.wait_for("waiting for peers 2/3")
-        leaving.close()
-        nodes.wait_for("waiting for peers 1/3")
-    assert caplog.text.count("node 2 (host-2) has left (") == 2
-    nodes.start(1)
-    nodes.start(2)
-    assert [nodes.verdict(rank).code for rank in range(3)] == [0, 0, 0]
-
-
-def fitting(nodes: Nodes, rank: int) -> dict[str, Any]:
-    return rendezvous.facts_of(dataclasses.replace(nodes.config, node_rank=rank), 1) | {
-        "host": f"host-{rank}"
-    }
-
-
-def test_a_node_that_comes_back_before_its_old_connection_is_known_to_be_dead(
-    nodes: Nodes, monkeypatch: Any, caplog: Any
-) -> None:
-    monkeypatch.setattr(registry, "RIVAL_S", 0.5)
-    nodes.start(0)
-    vanished = Line(nodes.connect())  # without power: it neither answers nor closes
-    vanished.send(fitting(nodes, 2))
+@pytest.mark.parametrize("stopped", [0, 2])
+def test_a_node_that_is_told_to_stop_while_it_waits_takes_the_others_along(nodes, stopped):
+    nodes.serve()
+    waiting = {rank: nodes.command(rank, "meet", "1") for rank in (0, 2)}
     nodes.wait_for("waiting for peers 2/3")
-    nodes.start(2)
-    until_said(caplog, "node 2 (host-2) has left (it came back over another connection)")
-    nodes.start(1)
-    assert [nodes.verdict(rank).code for rank in range(3)] == [0, 0, 0]
-    vanished.close()
+    waiting[stopped].send_signal(signal.SIGTERM)
+    for process in waiting.values():
+        code, text = ended(process)
+        assert code == 143
+        assert text.endswith(f"node {stopped} ({HOST}) was told to stop\n")
+    state = status.read(nodes.paths.status)
+    assert (state["phase"], state["exit_code"]) == ("stopped", 143)
 
 
-def test_a_node_without_a_sign_of_life_is_taken_off(
-    nodes: Nodes, monkeypatch: Any, caplog: Any
-) -> None:
-    monkeypatch.setattr(registry, "SILENT_S", 2.0)
-    monkeypatch.setattr(registry, "TOUCH_S", 0.2)
-    nodes.start(0)
-    vanished = Line(nodes.connect())  # without power: it neither answers nor closes
-    vanished.send(fitting(nodes, 2))
-    until_said(caplog, "2 of 3 nodes have joined")
-    until_said(caplog, "node 2 (host-2) has left (no sign of life for 2 s)")
-    nodes.start(1)
-    time.sleep(2.5)
-    assert caplog.text.count("has left") == 1  # one that answers stays
-    vanished.close()
+@pytest.mark.parametrize("stopped", [0, 2])
+def test_in_pods_the_others_wait_for_a_node_that_was_told_to_stop(nodes, stopped):
+    nodes.serve()
+    pods = {rank: nodes.command(rank, "meet", "1", K8S_NODE="machine") for rank in (0, 2)}
+    nodes.wait_for("waiting for peers 2/3")
+    pods[stopped].send_signal(signal.SIGTERM)
+    assert ended(pods[stopped])[0] == 143
+    for rank in (stopped, 1):
+        pods[rank] = nodes.command(rank, "meet", "1", K8S_NODE="machine")
+    for pod in pods.values():
+        code, text = ended(pod)
+        assert code == 0
+        assert "told to stop" not in text
 
 
-# ---- They do not fit
+@pytest.mark.parametrize("ending", [0, 2])
+def test_a_node_that_cannot_go_on_tells_those_that_wait_for_it(nodes, ending):
+    """Of node 0 there is no launcher yet when its data cannot be prepared."""
+    if ending:
+        nodes.serve()
+    waiting = [nodes.command(rank, "meet", "1") for rank in range(3) if rank != ending]
+    last = nodes.command(ending, "over", "78", "DATA=x: no such file")
+    for process in waiting:
+        code, text = ended(process)
+        assert code == 78
+        assert f"node {ending} ({HOST}) has ended with exit code 78: DATA=x: no such file" in text
+    assert ended(last)[0] == 0
+
+
+def test_a_launcher_stays_until_all_have_heard_how_it_ends(nodes, monkeypatch):
+    monkeypatch.setattr(rendezvous, "LINGER_S", 30.0)
+    heard = []
+
+    def late():
+        time.sleep(1)
+        heard.append([rendezvous.meet(nodes.of(rank), 1).code for rank in (1, 2)])
+
+    with rendezvous.registry_of(nodes.config):
+        rendezvous.over(nodes.config, 70)
+        threading.Thread(target=late).start()
+    assert heard == [[70, 70]]
 
 
 @pytest.mark.parametrize(
-    ("changes", "code", "words"),
+    ("phase", "code", "after"),
     [
-        ({"nodes": 4}, 64, "NODES=3 on node 0 (host-0) and NODES=4 on node 2 (host-2)"),
-        (
-            {"learning_rate": 2e-3},
-            64,
-            "LEARNING_RATE=0.001 on node 0 (host-0) and LEARNING_RATE=0.002 on node 2 (host-2)",
-        ),
-        (
-            {"run_name": "other"},
-            64,
-            "RUN_NAME=run on node 0 (host-0) and RUN_NAME=other on node 2 (host-2)",
-        ),
-        ({"torch": "2.11.0+cu126"}, 78, "2.11.0+cu126 on node 2 (host-2): make setup"),
-        ({"python": "3.99"}, 78, "Python is 3.11 on node 0"),
-        (
-            {"commit": "abc with changes"},
-            78,
-            "abc with changes on node 2 (host-2): check out the same commit",
-        ),
-        ({"source": "abc"}, 78, "code in train/ is"),
+        ("waiting for peers 3/3", 64, ("refused", 64)),
+        ("waiting for peers 1/3", 75, ("stopped", 75)),
+        ("training", 1, ("training", 1)),
     ],
 )
-def test_nodes_that_do_not_fit_are_named_with_what_differs(
-    nodes: Nodes, monkeypatch: Any, changes: dict[str, Any], code: int, words: str
-) -> None:
-    if "python" in changes:
-        monkeypatch.setattr(rendezvous.platform, "python_version_tuple", lambda: ("3", "11", "2"))
-    monkeypatch.setattr(registry, "LINGER_S", 20)  # over once all have been told
-    nodes.start(0)
-    nodes.start(2, changes)
-    nodes.start(1)
-    verdict, *others = [nodes.verdict(rank) for rank in range(3)]
-    assert verdict.code == code and words in verdict.why
-    assert others == [verdict, verdict]
+def test_a_trainer_that_ended_before_it_said_anything_waits_for_no_peers(
+    nodes, monkeypatch, phase, code, after
+):
+    monkeypatch.setattr(rendezvous, "LINGER_S", 0.1)
+    nodes.paths.status.write_text(json.dumps({"phase": phase, "exit_code": 1, "step": 7}))
+    rendezvous.over(nodes.config, code)
+    state = status.read(nodes.paths.status)
+    assert (state["phase"], state["exit_code"], state["step"]) == (*after, 7)
 
 
-def test_one_rank_for_two_nodes_is_refused_with_both_named(
-    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(registry, "LINGER_S", 1)
-    nodes.start(0)
-    nodes.start(1, host="this-one")
-    first = nodes.told[1]
-    nodes.wait_for("waiting for peers 2/3")
-    nodes.start(1, host="that-one")
-    for told in (nodes.told[0], first, nodes.told[1]):
-        code, why = told.get(timeout=20)
-        assert code == 64
-        assert "NODE_RANK=1 was given to both this-one (127.0.0.1) and that-one (127.0.0.1)" in why
+# ---- A run that is done
 
 
-def test_what_may_differ_between_nodes_and_what_is_secret_is_not_sent() -> None:
-    c = dataclasses.replace(
-        Config(), hf_token="hf_secret", wandb_api_key="key", data_dir="elsewhere", nodes=2
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_node_of_a_run_that_is_done_waits_for_nobody(nodes, rank):
+    nodes.finish()
+    before = nodes.paths.status.read_text()
+    code, text = ended(nodes.command(rank, "meet", "1"))
+    assert code == rendezvous.RUN_IS_DONE
+    assert text.startswith("roll call: run run is done: ")
+    assert nodes.paths.status.read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("facts", "settings"),
+    [
+        ({"phase": "sampling"}, {}),
+        ({"step": 3}, {}),
+        ({"step": None}, {}),
+        ({}, {"max_steps": 2000}),
+    ],
+)
+def test_a_run_whose_end_is_still_to_be_made_wants_all_nodes(nodes, facts, settings):
+    nodes.finish(**facts)
+    (nodes.paths.checkpoints / f"step_{nodes.config.last_step:07d}").mkdir(parents=True)
+    assert rendezvous.meet(nodes.of(1, start_timeout_s=0, **settings), 1).code == 69
+
+
+def test_nodes_that_do_not_share_the_folder_meet_as_before(nodes):
+    nodes.finish()
+    nodes.paths.node_log(2).unlink()
+    assert rendezvous.meet(nodes.of(1, start_timeout_s=0), 1).code == 69
+
+
+# ---- The run's secret
+
+
+def test_node_0_makes_a_secret_that_others_read_or_are_told_to_copy(nodes, tmp_path, monkeypatch):
+    monkeypatch.setattr(run_secret, "is_loopback", lambda host: False)
+    nodes.serve()
+    path = run_secret.path_of(nodes.config)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    line = path.read_text().strip()
+    apart = nodes.of(2, runs_dir=str(tmp_path / "other"))
+    code, why = rendezvous.meet(apart, 1)
+    assert code == 64
+    assert "RUN_SECRET is not set" in why
+    assert "copy the line RUN_SECRET=... that node 0 prints into .env" in why
+    code, why = rendezvous.meet(
+        dataclasses.replace(apart, run_secret="of-another-run-than-this"), 1
     )
-    settings = rendezvous.facts_of(c.derived(), 4)["settings"]
-    assert settings["NPROC"] == 4 and settings["SEED"] == 1337 and settings["LEARNING_RATE"] == 1e-3
-    assert not settings.keys() & {
-        "HF_TOKEN",
-        "WANDB_API_KEY",
-        "DATA_DIR",
-        "RUNS_DIR",
-        "NODE_RANK",
-        "MASTER_ADDR",
-    }
+    assert code == 64
+    assert "RUN_SECRET is not that of the run" in why
+    told = dataclasses.replace(apart, run_secret=line.partition("=")[2])
+    with ThreadPoolExecutor() as threads:
+        calls = [threads.submit(rendezvous.meet, c, 1) for c in (nodes.of(0), nodes.of(1), told)]
+        assert [call.result(30) for call in calls] == [Verdict(0)] * 3
+    assert line not in nodes.paths.train_log.read_text()
 
 
-def test_an_image_without_history_fits_a_checkout_of_equal_code() -> None:
-    facts = {
-        "node_rank": 0,
-        "host": "a",
-        "nodes": 2,
-        "torch": "2",
-        "python": "3",
-        "source": "x",
-        "settings": {},
-    }
-    other = facts | {"node_rank": 1, "host": "b"}
-    assert differences(facts | {"commit": "abc"}, other | {"commit": ""}) == []
-    assert [
-        v.code
-        for v in differences(facts | {"commit": "abc"}, other | {"commit": "", "source": "y"})
-    ] == [78]
-    assert (
-        len(differences(facts, {"node_rank": 1, "host": "b", "settings": [1]})) == 3
-    )  # of other code altogether
+def test_a_terminal_shows_the_secret_and_a_log_where_it_is(nodes, monkeypatch):
+    monkeypatch.setattr(run_secret, "is_loopback", lambda host: False)
+    run_secret.make_secret(nodes.config)
+    line = run_secret.path_of(nodes.config).read_text().strip()
+    assert run_secret.describe_file(nodes.config, is_private=True).endswith(line)
+    assert line not in run_secret.describe_file(nodes.config, is_private=False)
+    run_secret.make_secret(nodes.config)
+    assert line == run_secret.path_of(nodes.config).read_text().strip()  # made once
 
 
-# ---- Strangers
-
-
-@pytest.mark.parametrize(
-    "sent",
-    [
-        b"",
-        b"GET / HTTP/1.1\r\n\r\n",
-        b"\x00\xff\xfe" * 100,
-        b"[1]\n",
-        b"{}\n",
-        b"[" * 60000,
-        b"[" * 50000 + b"\n",
-        b"x" * 100_000,
-        b'{"node_rank": "1", "host": "h"}\n',
-        b'{"node_rank": 1, "host": "two\\nlines"}\n',
-        b'{"over": 75}\n',
-    ],
-)
-def test_a_stranger_ends_its_own_connection_and_nothing_else(
-    nodes: Nodes, sent: bytes, monkeypatch: Any
-) -> None:
-    monkeypatch.setattr(registry, "STRANGER_S", 0.5)
-    nodes.start(0)
-    with nodes.connect() as stranger:
-        stranger.settimeout(10)
-        assert json.loads(stranger.makefile("rb").readline()) == {"roll_call": 1}
-        stranger.sendall(sent)
-        with contextlib.suppress(ConnectionResetError):
-            assert stranger.recv(10) == b""  # closed
-    nodes.start(1)
-    nodes.start(2)
-    assert [nodes.verdict(rank).code for rank in range(3)] == [0, 0, 0]
-
-
-def test_many_strangers_hold_nobody_up(nodes: Nodes) -> None:
-    nodes.start(0)
-    crowd = [nodes.connect() for _ in range(registry.MOST_STRANGERS + 20)]
-    nodes.start(1)
-    nodes.start(2)
-    assert [nodes.verdict(rank).code for rank in range(3)] == [0, 0, 0]
-    for stranger in crowd:
-        stranger.close()
+def test_what_may_differ_between_nodes_and_what_is_secret_is_not_sent():
+    config = dataclasses.replace(
+        Config(),
+        hf_token="hf_secret",
+        run_secret="of-this-run-alone",
+        data_dir="elsewhere",
+        nodes=2,
+    )
+    facts = rendezvous.facts_of(config.derived(), 4)
+    assert facts["settings"]["NPROC"] == 4
+    assert facts["settings"]["SEED"] == 1337
+    assert "secret" not in json.dumps(facts) and "elsewhere" not in json.dumps(facts)
+    assert "RUN_SECRET" not in config.stored()
