@@ -68,13 +68,14 @@ def test_a_secret_is_on_standard_input_and_nowhere_else(
     assert process.returncode == 0, out.decode()
 
     (secret,) = cluster.objects("Secret")
-    assert {name: base64.b64decode(value).decode() for name, value in secret["data"].items()} == {
-        "HF_TOKEN": TOKEN,
-        "WANDB_API_KEY": KEY,
-    }
+    values = {name: base64.b64decode(value).decode() for name, value in secret["data"].items()}
+    run_secret = values.pop("RUN_SECRET")  # made here
+    assert len(run_secret) == 64
+    assert values == {"HF_TOKEN": TOKEN, "WANDB_API_KEY": KEY}
     assert secret["metadata"]["labels"] == {
         "app.kubernetes.io/name": "pure-transformer"
     }  # of no one job
+    assert run_secret.encode() not in out + said.read_bytes() + b"".join(lines)
     calls = said.read_bytes()
     assert b"apply --server-side" in calls and not seen_in(calls)
     assert any(b"apply" in line for line in lines) and not any(map(seen_in, lines))
@@ -104,21 +105,21 @@ def test_values_that_are_there_are_never_asked_for(user: User, cluster: Cluster)
     done = user.launch()
     assert done.code == 0
     assert not seen_in((done.out + done.err).encode())
-    assert "sent" not in done.out.split("applied:")[0]  # there is nothing to send
+    assert "RUN_SECRET sent" in done.out  # there is nothing else to send
 
 
 def test_sending_one_key_leaves_the_other(user: User, cluster: Cluster) -> None:
     assert user.launch(HF_TOKEN=TOKEN).code == 0
     assert user.launch("restart", WANDB_API_KEY=KEY).code == 0
     (secret,) = cluster.objects("Secret")
-    assert {name: base64.b64decode(value).decode() for name, value in secret["data"].items()} == {
-        "HF_TOKEN": TOKEN,
-        "WANDB_API_KEY": KEY,
-    }
+    values = {name: base64.b64decode(value).decode() for name, value in secret["data"].items()}
+    run_secret = values.pop("RUN_SECRET")  # made here
+    assert len(run_secret) == 64
+    assert values == {"HF_TOKEN": TOKEN, "WANDB_API_KEY": KEY}
     assert user.launch("restart", HF_TOKEN="hf_another").code == 0  # what is set here counts
     (secret,) = cluster.objects("Secret")
     assert base64.b64decode(secret["data"]["HF_TOKEN"]) == b"hf_another"
-    assert set(secret["data"]) == {"HF_TOKEN", "WANDB_API_KEY"}
+    assert base64.b64decode(secret["data"]["RUN_SECRET"]).decode() == run_secret  # pods have it
 
 
 def test_somebody_elses_key_is_not_replaced(user: User, cluster: Cluster) -> None:
@@ -149,7 +150,7 @@ def test_jobs_of_other_names_share_a_secret(user: User, cluster: Cluster) -> Non
         done = user.launch(JOB_NAME=name, HF_TOKEN=TOKEN, WANDB_API_KEY=KEY)
         assert done.code == 0, done.err
     (secret,) = cluster.objects("Secret")
-    assert set(secret["data"]) == {"HF_TOKEN", "WANDB_API_KEY"}
+    assert set(secret["data"]) == {"RUN_SECRET", "HF_TOKEN", "WANDB_API_KEY"}
     assert {job["metadata"]["name"] for job in cluster.objects("Job")} == {"first", "second"}
 
 

@@ -109,7 +109,20 @@ def test_the_lighthouse_is_a_small_job_with_a_name_of_its_own(tmp_path: Path) ->
                             ],
                             "securityContext": TIGHTLY,
                             "envFrom": [{"configMapRef": {"name": settings}}],
-                            "env": [{"name": "WANDB_MODE", "value": "disabled"}, NO_GPUS],
+                            "env": [
+                                {"name": "WANDB_MODE", "value": "disabled"},
+                                {
+                                    "name": "RUN_SECRET",
+                                    "valueFrom": {
+                                        "secretKeyRef": {
+                                            "name": "pure-transformer-secrets",
+                                            "key": "RUN_SECRET",
+                                            "optional": True,
+                                        }
+                                    },
+                                },
+                                NO_GPUS,
+                            ],
                             "ports": [
                                 {"name": "lighthouse", "containerPort": 29510},
                                 {"name": "store", "containerPort": 29511},
