@@ -23,7 +23,6 @@ from train.diloco.torchft_engine import (
     Fragment,
     Nesterov,
     Quorums,
-    Transport,
     fragments_of,
 )
 from train.faults import recovery
@@ -156,18 +155,6 @@ def test_a_quorum_that_is_given_up_on_leaves_the_count_of_exchanges_alone(
     assert quorums.current_step() == 4 and shut == [True]
     quorums.abandoned = False
     assert quorums.current_step() == 9
-
-
-def test_what_was_handed_over_is_not_kept() -> None:
-    transport = Transport("127.0.0.1", 10.0)
-    try:
-        transport.send_checkpoint([1], 5, {"w": torch.ones(3)}, transport._timeout)
-        found = transport.recv_checkpoint(0, transport.metadata(), 5, transport._timeout)
-        assert torch.equal(found["w"], torch.ones(3))
-        transport.disallow_checkpoint()
-        assert transport._state_dict is None
-    finally:
-        transport._server.shutdown()
 
 
 # ---------------------------------------------------------------------------------------------------
