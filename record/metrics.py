@@ -24,7 +24,8 @@ Keys of every record: `time` (Unix seconds), `mono_s` (the monotonic clock of th
     checkpoint      seconds: until it was safe on disk (training goes on meanwhile), bytes: its size
     signal          name: of the signal, or the rank that received it
     skip            step: whose update was not taken, reason: loss, grad_norm or nonfinite, loss, grad_norm and step_ms
-                    of that step, samples: [first, last], names: where they come from
+                    of that step, samples: [first, last], names: where they come from, suspects: ranks that came to
+                    another loss (summed, nats) when it was computed again: rank, host, loss, again
     nonfinite       as the skip that follows it
     rollback        step: to which the run goes back, from: where it was, passed_over: sequences that are left out from
                     here on, seconds: until training went on, stall_s: waited before for a synchronization that failed

@@ -42,7 +42,7 @@ def train(job: Job) -> bool:
             )
             step_s = time.perf_counter() - began
             if numbers.refused:
-                recovery.skip_step(job, numbers, step_s)
+                recovery.skip_step(job, batch, numbers, step_s)
             else:
                 job.deadlines.end_step(step_s)
                 waits = {"lr": learning_rate, "data_wait_s": data_wait_s + waited_s}

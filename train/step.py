@@ -33,7 +33,8 @@ class StepNumbers:
 
     loss in nats/token over the global batch; grad_norm before clipping; mem_gib: the largest rank's peak; requests:
     those of REQUESTS that any rank has; own_s: seconds that each rank worked before it first had to wait for others.
-    refused: why the weights were not updated, and samples: those that may be the cause.
+    refused: why the weights were not updated, samples: those that may be the cause, and losses: of this rank's
+    micro-batches, summed, in nats.
     """
 
     loss: float
@@ -43,6 +44,7 @@ class StepNumbers:
     own_s: tuple[float, ...] = ()
     refused: str | None = None
     samples: tuple[int, ...] = ()
+    losses: tuple[float, ...] = ()
 
 
 def not_finite(loss: float, grad_norm: float) -> str | None:
@@ -90,8 +92,9 @@ def train_step(
         world,
     )
     if reason := judge(numbers.loss, numbers.grad_norm):
-        samples = culprits(losses, batch)
-        numbers = dataclasses.replace(numbers, refused=reason, samples=tuple(samples))
+        values = tuple(torch.stack(losses).tolist())
+        samples = tuple(culprits(values, batch))
+        numbers = dataclasses.replace(numbers, refused=reason, samples=samples, losses=values)
     else:
         clip(gradients, numbers.grad_norm, grad_clip)
         optimizer.step()
@@ -166,12 +169,12 @@ class Clock:
             self.own_s = self.host_s
 
 
-def culprits(losses: list[Tensor], batch: Batch) -> list[int]:
+def culprits(losses: Sequence[float], batch: Batch) -> list[int]:
     """Samples in the micro-batches whose loss is not finite, of all ranks; if none is, all of the step."""
     mine: list[int] = []
     first = batch.samples.start
     for loss, (tokens, *_) in zip(losses, batch.micro_batches, strict=True):
-        if not math.isfinite(loss.item()):
+        if not math.isfinite(loss):
             mine += range(first, first + len(tokens))
         first += len(tokens)
     named = [sample for part in from_all(mine) for sample in part]

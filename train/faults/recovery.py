@@ -18,9 +18,11 @@ from torch import Tensor
 from record.locks import RunFolderError
 from train.checkpoint import checkpoint, find
 from train.checkpoint.manifest import CheckpointError
+from train.data.batch import Batch
 from train.data.manifest import DataError
 from train.data.mixture import Gap, with_gap
 from train.distributed.world import from_first
+from train.faults.double_check import describe, find_suspects
 from train.faults.guard import LOOK_BACK, MAX_ROLLBACKS, GuardError
 from train.step import StepNumbers
 
@@ -124,19 +126,27 @@ def states(job: "Job") -> dict[str, Any]:
     }
 
 
-def skip_step(job: "Job", numbers: StepNumbers, seconds: float) -> None:
+def skip_step(job: "Job", batch: Batch, numbers: StepNumbers, seconds: float) -> None:
     """A step's update was not made: pass over its samples, and go back if that has not helped several times.
+
+    Its losses are computed once more, and hardware that comes to another result is named.
 
     Raises GuardError, on all ranks, where going back has not helped either.
     """
     config, step = job.config, job.step + 1
     names = job.loader.names(numbers.samples) if job.world.is_first else []
-    facts = {"loss": numbers.loss, "grad_norm": numbers.grad_norm}
+    facts: dict[str, Any] = {"loss": numbers.loss, "grad_norm": numbers.grad_norm}
     first, last = min(numbers.samples), max(numbers.samples)
     if numbers.refused == "nonfinite":
         job.recorder.event(
             "nonfinite", step, job.tokens, samples=list(numbers.samples), names=names, **facts
         )
+    suspects = []
+    if not config.lora_dropout:  # else another mask gives another loss
+        with job.activity("computing a refused step again", config.start_timeout_s):
+            suspects = find_suspects(job, batch, numbers.losses)
+    if suspects:
+        facts["suspects"] = suspects
     job.recorder.event(
         "skip",
         step,
@@ -155,6 +165,8 @@ def skip_step(job: "Job", numbers: StepNumbers, seconds: float) -> None:
         f"{job.guard.explain(numbers.refused)}. The weights were not touched, the step is skipped. "
         f"Samples {first} to {last}: {shown}"
     )
+    if suspects:
+        job.recorder.say(describe(suspects, job.world.device_name))
     job.gaps = with_gap(job.gaps, job.step, config.batch_windows)
     for hook in job.hooks:
         hook.after_skip(job)
