@@ -1,15 +1,19 @@
 """Ranks that are slow or hang, clocks that are set, an evaluation that fails or never ends."""
 
+import os
 import re
+import signal
 import socket
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
 from record import metrics as record_reader
 from tests.faults.conftest import LAUNCH, STEPS
-from tests.faults.inject import Fault, faulty
-from tests.running import environment, losses, train
+from tests.faults.inject import Fault, faulty, processes
+from tests.running import ROOT, environment, events, losses, train, wait_for
 
 
 @pytest.mark.slow
@@ -59,6 +63,30 @@ def test_a_rank_that_hangs_is_shown_by_its_stack_and_the_run_starts_again(
     assert line.startswith("rank 1") and re.search(r"train/loop\.py:\d+ in train", line)
     assert "starting again in" in out and "resumed from step_0000008" in out
     assert losses(run) == losses(pair)
+
+
+@pytest.mark.slow
+@pytest.mark.fault(44)
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_a_job_that_is_stopped_for_longer_than_a_step_may_take_goes_on(
+    tmp_path: Path, data: dict[str, str], alone: Path, pair: Path, nproc: int
+) -> None:
+    """All its processes, at once: no step is lost, and none is made again."""
+    env = environment(tmp_path, data, NPROC=nproc, TRAIN_TIMEOUT_S=10, **STEPS)
+    slowly = faulty(env, tmp_path, Fault("step", "sleep", value=0.2, every=True))
+    with open(tmp_path / "out", "w+") as out:
+        job = subprocess.Popen(LAUNCH, env=slowly, cwd=ROOT, stdout=out, stderr=out)
+        wait_for(tmp_path / "run" / "metrics.jsonl", '"step": 6')
+        pids = [pid for pid, _ in processes(tmp_path)]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(20)
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+        assert job.wait(120) == 0, (tmp_path / "out").read_text()
+    assert "no progress" not in (tmp_path / "out").read_text()
+    assert losses(tmp_path / "run") == losses(pair if nproc == 2 else alone)
+    assert [r["event"] for r in events(tmp_path / "run", "resume")] == []
 
 
 @pytest.mark.slow

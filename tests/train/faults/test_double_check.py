@@ -41,6 +41,7 @@ def config(tiny):
     )
 
 
+@pytest.mark.fault(45)
 @pytest.mark.parametrize(("factor", "at"), [(float("nan"), 5), (100.0, 36)])
 def test_a_loss_that_is_wrong_once_is_put_down_to_the_hardware(
     config, tmp_path, factor, at, caplog

@@ -130,6 +130,7 @@ def barks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: Looks, limit_s
     return len(barked)
 
 
+@pytest.mark.fault(44)
 @pytest.mark.parametrize(("stopped_s", "hangs"), [(70.0, False), (100_000.0, False), (1.5, True)])
 def test_time_in_which_the_process_was_stopped_does_not_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped_s: float, hangs: bool
@@ -145,6 +146,7 @@ def test_a_hang_behind_a_stop_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert barks(tmp_path, monkeypatch, Looks(look, 70.0, *[look] * 9), limit_s=2.0) > 0
 
 
+@pytest.mark.fault(44)
 def test_a_process_that_is_stopped_is_not_ended_from_outside(tmp_path: Path) -> None:
     """Longer than its Python may be stuck."""
     process = subprocess.Popen(
