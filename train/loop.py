@@ -74,7 +74,8 @@ def finish_step(
         values |= hook.after_step(job, numbers)
     # The record comes first: a checkpoint never knows a step that the record does not.
     job.recorder.step(job.step, job.tokens, **values)
-    job.status.phase("training")
+    if not job.status.has_trained:
+        job.status.phase("training")
     job.status.beat(step=job.step, last_step=job.config.last_step, loss=numbers.loss, step_s=step_s)
     agreed = set(numbers.requests)
     for hook in job.hooks:

@@ -4,10 +4,12 @@ import dataclasses
 import math
 import os
 import threading
+import time
 
 import pytest
 import torch
 
+from record import status
 from record.metrics import read_records
 from tests.train.making import Samples, make_job
 from train import checkpointing, loop
@@ -137,6 +139,16 @@ def test_a_batch_with_few_samples_is_not_compared_with_others(
     with pytest.raises(Asked) as asked:
         loop.train(job)
     assert asked.value.args == (reason, "nonfinite")
+
+
+def test_the_status_is_not_written_at_every_step(config, tmp_path, monkeypatch):
+    job = make_job(dataclasses.replace(config, save_every=0), tmp_path)
+    writes = []
+    monkeypatch.setattr(status, "BEAT_S", 3600)
+    monkeypatch.setattr(status, "write_whole", lambda *_, **__: writes.append(job.step))
+    job.status.last_beat = time.monotonic()
+    loop.train(job)
+    assert writes == [0, 1]  # "first step", "training"
 
 
 def test_lite_checkpoints_save_all_at_each_keep_every(config, tmp_path):
