@@ -112,9 +112,10 @@ class Saver:
         self.wait()
         misses, newest = from_first((self.misses, max(self.sound, default=0)))
         if misses >= MISSES:
+            last = f"it resumes from step {newest}" if newest else "it starts again"
             raise CheckpointError(
-                f"{misses} checkpoints in a row could not be written, so that too much would be lost: "
-                "see above for the reason of each"
+                f"Stopped at step {step}: {misses} checkpoints in a row could not be saved, for the reasons "
+                f"above. Fix that and run the same command: {last}."
             )
         if misses:  # a group in which one has timed out works no more
             self.group = group_of(self.ranks, self.group_s)
