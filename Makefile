@@ -52,7 +52,7 @@ net-probe: setup ## Measure the network between nodes (NODES, NODE_RANK, WHERE)
 
 ##@ Train
 .PHONY: train
-train: setup ## Train on DATA or the preset's data; again to resume; DETACH=1
+train: setup ## Train or resume a run on DATA (DETACH=1: in the background)
 	@"$(PY)" -m scripts.train
 
 .PHONY: train-node
@@ -243,7 +243,7 @@ test: setup-dev ## Run all tests but the slow ones
 	@scripts/test.sh
 
 .PHONY: test-faults
-test-faults: setup-dev ## Inject each fault of docs/faults.md; CHAOS_MINUTES of kills
+test-faults: setup-dev ## Inject every fault (CHAOS_MINUTES: random kills)
 	$(REFUSE_SETTINGS)
 	@scripts/test_faults.sh
 

@@ -3,12 +3,13 @@
 import re
 from pathlib import PurePath
 
-from settings.declare import FROZEN, Format, Section, section, setting
+from settings.declare import FROZEN, PATH, PRINTABLE, Format, Section, section, setting
 from settings.targets import COMPUTE, FINETUNE, PREPARE_DATA, PRETRAIN
 
+DATA = Format(PRINTABLE, "a path, or hf:OWNER/NAME")
 MIXTURE = Format(
     r"[a-z0-9-]+:[1-9][0-9]{0,5}(,[a-z0-9-]+:[1-9][0-9]{0,5})*",
-    "SOURCE:WEIGHT with a whole weight, and commas between several",
+    "SOURCE:WEIGHT with integer weights (shares of training tokens), and commas between several",
 )
 LONGEST_NAME = 40  # of a source, which a run is named after
 
@@ -24,6 +25,7 @@ class Corpus(Section):
         "What to train on: a file or a folder, of text for pretraining and of conversations for "
         "fine-tuning. From the Hugging Face Hub: hf:OWNER/NAME:CONFIG:SPLIT. "
         "Default: the sources of DATA_MIX.",
+        format=DATA,
         example="novels.txt",
         resume=FROZEN,
         used_by=PRETRAIN | PREPARE_DATA | FINETUNE,
@@ -38,6 +40,7 @@ class Corpus(Section):
     data_dir: str = setting(
         "data",
         "Folder that holds token shards, downloads and models from the Hub.",
+        format=PATH,
         used_by=COMPUTE | PREPARE_DATA | {"export", "bench"},
     )
     data_stream: str = setting(
@@ -49,8 +52,8 @@ class Corpus(Section):
     )
     data_cache_gb: float = setting(
         50,
-        "Disk space for training shards while streaming. Shards that have been trained on are "
-        "deleted beyond it.",
+        "Disk space for training shards while streaming. "
+        "When full, shards already trained on are deleted.",
         unit="GB",
         positive=True,
         used_by=PRETRAIN,

@@ -57,9 +57,9 @@ class Format:
 
 
 # Python reads bytes that are not UTF-8 into surrogates.
-ONE_LINE = Format(
-    r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]+", "text in UTF-8 without control characters"
-)
+PRINTABLE = r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]+"
+ONE_LINE = Format(PRINTABLE, "text in UTF-8 without control characters")
+PATH = Format(PRINTABLE, "a path without control characters")
 ANY = Format(r"[^\ud800-\udfff]*", "text in UTF-8")
 
 
@@ -185,6 +185,13 @@ def read_section(section: type[Section]) -> dict[str, Setting]:
 def round_as_typed(value: float) -> float:
     """Return the number that somebody would type: 0.003 / 10 is 0.00030000000000000003."""
     return float(f"{value:.12g}")
+
+
+def format_tokens(count: int) -> str:
+    """Write a number of tokens as it is typed: 8M, or 40960."""
+    if count % MULTIPLES["M"]:
+        return str(count)
+    return f"{count // MULTIPLES['M']}M"
 
 
 def format_value(value: Any) -> str:

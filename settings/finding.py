@@ -37,7 +37,8 @@ def format_findings(findings: Sequence[Finding]) -> Iterator[str]:
         name = finding.name.ljust(width)
         line = f"{finding.level}  {name}  {finding.text}"
         if finding.fix:
-            line += f"; {finding.fix}"
+            line += ". " if finding.fix[0].isupper() else "; "
+            line += finding.fix
         yield line
 
 

@@ -17,12 +17,14 @@ class Tuning(Section):
         "",
         "Model to fine-tune: the name of a run, a folder in Hugging Face format, or OWNER/NAME "
         "(or OWNER/NAME@COMMIT) on the Hub.",
+        example="tiny",
         resume=FROZEN,
     )
     eval_data: str = setting(
         "",
         "Held-out conversations for the validation loss of fine-tuning, given as for DATA. "
         "`make eval` asks their questions. Default: one in ten of DATA, at most 200.",
+        example="held-out.jsonl",
         resume=TRACKED,
         used_by=FINETUNE | {"eval"},
     )
@@ -37,11 +39,13 @@ class Tuning(Section):
         "",
         "Data of mid-training: several as for DATA, with commas between them. SOURCE*2 counts "
         "twice, and `exercises` stands for generated questions.",
+        example="exercises",
         used_by=PIPELINE,
     )
     sft_data: str = setting(
         "",
         "Data of supervised fine-tuning (SFT) in the pipeline, given as for MID_DATA.",
+        example="exercises,chats.jsonl*2",
         used_by=PIPELINE,
     )
 

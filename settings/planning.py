@@ -75,8 +75,7 @@ class Planning(Section):
     )
     allow_fail: str = setting(
         "",
-        "Checks that may FAIL without keeping the run from starting, "
-        "by the names that `make plan` and `make doctor` print.",
+        "Checks to ignore, by the names that `make plan` and `make doctor` print.",
         format=NAMES,
         example="disk,target-hours",
     )

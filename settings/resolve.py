@@ -124,7 +124,8 @@ def resolve(
     if stored and target in CONTINUE:
         now = {}
         for name in SETTINGS:
-            if name not in invalid and origins[name] not in (place, DEFAULT):
+            is_kept = name in invalid or origins[name] in (place, DEFAULT)
+            if not is_kept and is_used(name, targets):
                 now[name] = values[name]
         refusals, _ = compare_with_stored(stored, now)
         problems += refusals

@@ -1,13 +1,24 @@
 """Settings of a run: its name, the machine, checkpoints, and what happens when something fails."""
 
 from settings import addresses
-from settings.declare import DERIVED, FREE, TRACKED, Format, Section, section, setting
+from settings.declare import (
+    DERIVED,
+    FREE,
+    PATH,
+    PRINTABLE,
+    TRACKED,
+    Format,
+    Section,
+    section,
+    setting,
+)
 from settings.targets import COMPUTE, DRY_RUN, EVERY, FIND, LAUNCH, NODE, TRAIN
 
 NAME = Format(
     r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}",
     "at most 63 letters, digits, '.', '_' or '-', starting with a letter or digit",
 )
+PRESET = Format(PRINTABLE, "the name of a file in presets/")
 NAMES = Format(r"[a-z0-9-]+(,[a-z0-9-]+)*", "names with commas between them")
 ADDRESS = Format(
     addresses.PATTERN, "a host name or IP address, or HOST:PORT with a port from 1024 to 65534"
@@ -23,9 +34,13 @@ class Sources(Section):
     USED_BY = EVERY
 
     preset: str = setting(
-        "tiny", "Recipe to use: a file presets/PRESET.env with values for the other settings."
+        "tiny",
+        "Recipe to use: a file presets/PRESET.env with values for the other settings.",
+        format=PRESET,
     )
-    env_file: str = setting(".env", "File with your own settings, one NAME=value per line.")
+    env_file: str = setting(
+        ".env", "File with your own settings, one NAME=value per line.", format=PATH
+    )
     name: str = setting(
         "",
         "Setting that `make settings` explains. Default: it lists all of them.",
@@ -44,11 +59,12 @@ class Run(Section):
     run_name: str = setting(
         DERIVED,
         "Name of the run: its folder in RUNS_DIR and its name in W&B. "
-        "Training a name that exists resumes that run. Default: the value of PRESET.",
+        "Training a name that exists resumes that run. "
+        "Default: PRESET, or PRESET-NAME with DATA: tiny-novels for novels.txt.",
         format=NAME,
         example="tiny-lr3e-3-s1",
     )
-    runs_dir: str = setting("runs", "Folder that holds all runs.")
+    runs_dir: str = setting("runs", "Folder that holds all runs.", format=PATH)
     step: int | None = setting(
         None,
         "Step of the checkpoint to use. Default: the newest checkpoint.",

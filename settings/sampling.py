@@ -12,8 +12,10 @@ class Sampling(Section):
 
     prompt: str = setting(
         "",
-        "Text to continue, or the message to answer. Default: standard input.",
+        "Text to continue, or the message to answer. Default: standard input; in a terminal, "
+        "`make sample` starts as the sample of the run does, and `make chat` asks.",
         format=ANY,
+        example="Once upon a time",
     )
     sample_tokens: int = setting(
         160,

@@ -19,6 +19,7 @@ from typing import Any
 
 from settings.config import SETTINGS
 from settings.declare import Texts
+from settings.names import find_nearest
 
 ENV_LINE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)")
 NOT_IN_FILES = {"ENV_FILE", "NAME"}
@@ -93,7 +94,9 @@ def read_preset(stronger: Givens, root: Path, problems: list[str]) -> Givens:
     paths = glob.glob(f"{root}/presets/*.env")
     presets = sorted(Path(path).stem for path in paths)
     if presets and name not in presets:  # none where the folder cannot be listed
-        problems.append(f"PRESET={name}: Must be one of {', '.join(presets)}.")
+        meant = find_nearest(name, presets)
+        hint = f" Did you mean {meant}?" if meant else ""
+        problems.append(f"PRESET={name}: Must be one of {', '.join(presets)}.{hint}")
         return {}
     label = f"presets/{name}.env"
     forbidden = {"PRESET", *NOT_IN_FILES, *SECRETS}

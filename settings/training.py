@@ -5,6 +5,7 @@ from settings.declare import (
     DERIVED,
     FREE,
     FROZEN,
+    PATH,
     TOKENS,
     TRACKED,
     Format,
@@ -65,6 +66,8 @@ class Architecture(Section):
         "",
         "Folder with config.json and safetensors of a Llama or Qwen3 model. A new run starts from "
         "its weights; `make sample`, `chat` and `eval` open it. Default: random weights.",
+        format=PATH,
+        example="models/qwen3-0.6b",
     )
 
     @property
@@ -287,7 +290,7 @@ class Evaluation(Section):
     eval_tokens: int = setting(
         65536,
         "Size of the fixed validation set that is used during training. "
-        "The evaluation at the end uses all validation data, but at most 20 times as many.",
+        "The evaluation at the end uses all validation data, up to 20 x EVAL_TOKENS.",
         unit=TOKENS,
         minimum=256,
         resume=TRACKED,

@@ -50,6 +50,7 @@ class Watching(Section):
     log_dir: str = setting(
         "",
         "Folder with logs of this or another trainer to plot. Default: the log of RUN_NAME.",
+        example="logs",
         used_by={"plots"},
     )
 

@@ -102,6 +102,12 @@ def test_a_change_of_a_frozen_setting_is_refused_before_anything_starts(root: Pa
     assert problem.startswith("SEED=x (environment): Must be")
 
 
+def test_a_typed_setting_that_the_target_does_not_use_is_refused_once(root: Path) -> None:
+    store(root)
+    (problem,) = resume(root, MAKE_SETTINGS="LORA_RANK", LORA_RANK="8", MAKE_GOALS="train").problems
+    assert "Not used by make train" in problem
+
+
 def test_a_setting_that_the_target_ignores_is_not_compared(root: Path) -> None:
     store(root)
     (root / ".env").write_text("MODEL=tiny\nLORA_RANK=8\n")
