@@ -14,6 +14,7 @@ from pathlib import Path
 
 from plan import storage
 from plan.number_formats import size as amount
+from record.exit_codes import BAD_SETTING
 from settings import ROOT
 from settings.config import Config
 from settings.finding import FAIL, PASS, WARN, Finding
@@ -126,15 +127,16 @@ def room_at(disk: storage.Place) -> Finding:
         ", ".join(f"{amount(size)} of {part}" for part, size in disk.needs.items() if size)
         or "nothing"
     )
-    said = f"{names}: {amount(disk.free)} free, still to be written at most: {parts} (computed)"
+    said = f"{names}: {amount(disk.free)} free, {parts} needed at most (computed)"
     if not disk.missing:
         return Finding("disk", PASS, said)
     return Finding(
         "disk",
         FAIL,
-        said,
-        f"make room, put {names} on another disk, or set a smaller KEEP_LAST, "
-        "KEEP_EVERY or DATA_CACHE_GB; make plan says what would do",
+        f"Not enough disk space for {said}",
+        f"Free some space, or set {disk.settings[0]} to a folder on a larger disk. "
+        "make plan suggests settings that need less",
+        BAD_SETTING,
     )
 
 
@@ -148,32 +150,27 @@ def speed(c: Config, mb_s: float | None, why: str) -> Finding:
             f"{where}: not measured, {why}",
             "make room, or mend what is wrong there",
         )
-    on = c.save_every != 0
-    save_s = storage.save_s(c, mb_s) if on else 0.0
-    said = f"{where} takes {mb_s:,.0f} MB/s" + (
-        f": {save_s:,.1f} s for a checkpoint of {amount(storage.checkpoint_bytes(c))}" if on else ""
-    )
+    save_s = 0.0
+    said = f"{where} takes {mb_s:,.0f} MB/s"
+    if c.save_every != 0:
+        save_s = storage.save_s(c, mb_s)
+        said += f": {save_s:,.1f} s for a checkpoint of {amount(storage.checkpoint_bytes(c))}"
+    level = WARN
+    faster = "a faster disk for RUNS_DIR, or a larger"
     if save_s > 60 * c.save_minutes:
-        return Finding(
-            "disk-speed",
-            FAIL,
-            f"{said}, and one is due every SAVE_MINUTES={c.save_minutes:g}",
-            "a faster disk for RUNS_DIR, or a larger SAVE_MINUTES",
-            64,
+        level = FAIL
+        said += f", and one is due every SAVE_MINUTES={c.save_minutes:g}"
+        fix = f"{faster} SAVE_MINUTES"
+    elif save_s > c.shutdown_timeout_s:
+        said += (
+            f"; with GRACE_PERIOD_S={c.grace_period_s}, a run that is asked to stop has "
+            f"{c.shutdown_timeout_s} s to save"
         )
-    if save_s > c.shutdown_timeout_s:
-        return Finding(
-            "disk-speed",
-            WARN,
-            f"{said}; with GRACE_PERIOD_S={c.grace_period_s}, a run that is asked to stop has "
-            f"{c.shutdown_timeout_s} s to save",
-            "a faster disk for RUNS_DIR, or a larger GRACE_PERIOD_S",
-        )
-    if mb_s < SLOW_MB_S:
-        return Finding(
-            "disk-speed",
-            WARN,
-            f"{said}; a disk of its own does {SLOW_MB_S:.0f} MB/s and more",
-            "a local disk for RUNS_DIR",
-        )
-    return Finding("disk-speed", PASS, said)
+        fix = f"{faster} GRACE_PERIOD_S"
+    elif mb_s < SLOW_MB_S:
+        said += f"; a disk of its own does {SLOW_MB_S:.0f} MB/s and more"
+        fix = "a local disk for RUNS_DIR"
+    else:
+        level = PASS
+        fix = ""
+    return Finding("disk-speed", level, said, fix, BAD_SETTING)

@@ -262,42 +262,32 @@ def gpus(c: Config, seen: Seen) -> list[Finding]:
 
 def without(c: Config, seen: Seen) -> Finding:
     """No GPU can be used: an error only where one is asked for."""
-    level = FAIL if c.device == "cuda" else WARN
-    head = "DEVICE=cuda: there is no GPU here" if c.device == "cuda" else "no GPU can be used here"
+    is_asked = c.device == "cuda"
+    head = "DEVICE=cuda: there is no GPU here" if is_asked else "no GPU can be used here"
     if seen.listed:
         why = f"CUDA_VISIBLE_DEVICES={seen.hidden_by} hides the {count_of(seen.listed)} of this machine"
-        if c.device == "auto":  # somebody wanted that
+        if not is_asked:  # somebody wanted that
             return Finding("gpus", PASS, f"{why}; the run takes the CPU")
-        return Finding(
-            "gpus", FAIL, f"{head} ({why})", "unset CUDA_VISIBLE_DEVICES, or choose DEVICE=cpu", 64
+        text = f"{head} ({why})"
+        fix = "unset CUDA_VISIBLE_DEVICES, or choose DEVICE=cpu"
+    elif seen.problem:
+        text = f"{head} (nvidia-smi says: {seen.problem})"
+        fix = (
+            "reload the driver or reboot; in a container, start it with the GPUs "
+            "(docker run --gpus all), or choose DEVICE=cpu"
         )
-    if seen.problem:
-        return Finding(
-            "gpus",
-            level,
-            f"{head} (nvidia-smi says: {seen.problem})",
-            "load the driver anew or reboot; "
-            "in a container, start it with the GPUs (docker run --gpus all), or choose DEVICE=cpu",
-            64,
+    elif seen.devices:
+        text = f"{head} (there is no nvidia-smi, though /dev has NVIDIA's devices)"
+        fix = (
+            "install the driver's tools; in a container set "
+            "NVIDIA_DRIVER_CAPABILITIES=compute,utility"
         )
-    if seen.devices:
-        return Finding(
-            "gpus",
-            level,
-            f"{head} (there is no nvidia-smi, though /dev has NVIDIA's devices)",
-            "install "
-            "the driver's tools; in a container set NVIDIA_DRIVER_CAPABILITIES=compute,utility",
-            64,
-        )
-    if c.device == "cuda":
-        return Finding(
-            "gpus",
-            FAIL,
-            f"{head} (nvidia-smi lists none)",
-            "choose DEVICE=cpu, or another PRESET",
-            64,
-        )
-    return Finding("gpus", PASS, "none here; the run takes the CPU")
+    elif not is_asked:
+        return Finding("gpus", PASS, "none here; the run takes the CPU")
+    else:
+        text = "No GPU found (nvidia-smi lists none). DEVICE=cuda, which presets for GPUs set, needs one"
+        fix = "On a CPU, use PRESET=tiny, or DEVICE=cpu"
+    return Finding("gpus", FAIL if is_asked else WARN, text, fix, 64)
 
 
 def driver(c: Config, seen: Seen, build: Build) -> Finding | None:

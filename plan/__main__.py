@@ -1,7 +1,8 @@
 """make plan: `python -m plan` prints the plan of the run that the settings describe; JSON=1 as JSON, SWEEP=... a table.
 Where MODEL is set, or the preset is for fine-tuning, it is the plan of that (plan/finetuning/tuning.py).
 
-Exit codes: 0; 64 where the settings ask for what cannot be; 78 where RUNS_DIR or DATA_DIR cannot be looked into.
+Exit codes: 0; 64 if the settings ask for something impossible; 78 if the data is bad, or RUNS_DIR or DATA_DIR cannot be
+read.
 """
 
 import datetime
@@ -19,13 +20,13 @@ from plan.network import links
 from plan.planner import plan, probe_of
 from plan.report import told
 from plan.sweep import report_rows, sweep
+from record.exit_codes import BAD_DATA
 from settings import SettingsError
 from settings.checks import CHECKS, check_batch
 from settings.config import Config
-from settings.finding import split
+from settings.finding import code_of, split
 from train.data.sources.source import CorpusError
 
-BAD_SETTING, BAD_FOLDER = 64, 78
 Rule = Callable[[Any], Any]
 EVERY_RULE = tuple(CHECKS)  # none is asked before it is known what is planned
 
@@ -48,15 +49,12 @@ def main() -> int:
     except SettingsError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
-    except storage.FolderError as error:
+    except (storage.FolderError, CorpusError) as error:
         sys.stderr.write(f"{error}\n")
-        return BAD_FOLDER
-    except CorpusError as error:
-        sys.stderr.write(f"{error}\n")
-        return BAD_SETTING
+        return BAD_DATA
     sys.stdout.write(dumped(as_json(found)) if c.json else told(found))
     stopping, _ = split(c.allow_fail, found.findings)
-    return BAD_SETTING if stopping else 0
+    return code_of(stopping)
 
 
 def loaded(defaults: dict[str, str], without: Collection[Rule]) -> Config:
@@ -76,7 +74,7 @@ def of_tuning() -> int:
     found = tuning.plan(c, fleet_of(c))
     sys.stdout.write(dumped(tuned_report.as_json(found)) if c.json else tuned_report.told(found))
     stopping, _ = split(c.allow_fail, found.findings)
-    return BAD_SETTING if stopping else 0
+    return code_of(stopping)
 
 
 def dumped(found: dict[str, Any]) -> str:

@@ -30,7 +30,7 @@ KEYS = {
     "milestones": "name, step, tokens, seconds from now, clock",
     "memory": "capacity_bytes of a process; ways: parallel, optimizer, activation_checkpointing, bytes by part, "
     "total_bytes, fits, largest_micro_batch (0: none), chosen",
-    "disk": "bytes by part, at most; unknown: sources of which nobody said how large; checkpoint_bytes, save_seconds "
+    "disk": "bytes by part, at most; unknown: sources whose size is unknown; checkpoint_bytes, save_seconds "
     "at bytes_per_s, why; other_site_save_seconds; places: settings, needs_bytes by part, free_bytes",
     "network": "name, bytes (that leave a site, else a node, else a process, in a step), seconds; computing: share of "
     "the time, 0 to 1, where nothing hides, computing_overlapped where all does that may; offered, chosen, "

@@ -74,9 +74,8 @@ def of_source(c: Config, s: Source) -> Epochs:
             True,
         )
     if there is None:
-        return Epochs(
-            s.name, wanted, None, f"no shards yet, and {declares(s)} says no tokens", None
-        )
+        unknown = f"{c.data} was not contacted" if s.given else f"{declares(s)} has no `tokens`"
+        return Epochs(s.name, wanted, None, f"size unknown: {unknown}", None)
     origin = "about, by the size of its files" if s.given else f"about, by {declares(s)}"
     if token_limit(c, s) < min(
         wanted - c.batch_tokens, there
@@ -153,7 +152,8 @@ def smaller_model(c: Config, e: Epochs) -> str:
     size = parameters(c).total
     if size <= best:
         return ""
+    enough = float(f"{best:.2g}")
     return (
-        f"A model of about {best / 1e6:.2g}M parameters suits so little text ({TOKENS_PER_PARAMETER} "
-        f"tokens each); this one has {size / 1e6:.3g}M"
+        f"For this much text a model of {enough:,.0f} parameters would be enough "
+        f"({TOKENS_PER_PARAMETER} tokens per parameter); this one has {size:,}"
     )

@@ -106,7 +106,8 @@ def run(p: Plan) -> list[str]:
         beside = f"about the compute-optimal {best}"
     elif share >= 0.1:
         beside = f"{number(share)} times the compute-optimal {best}"
-    loss = f"n/a: the law is for {count(scaling.SMALLEST)} to {count(scaling.LARGEST)} parameters"
+    limits = f"{count(scaling.SMALLEST)} to {count(scaling.LARGEST)} parameters"
+    loss = f"n/a. The scaling law covers {limits}."
     if p.expected_loss:
         loss = f"{p.expected_loss:.2f} nats/token by a law of other data, for comparing only"
     elif scaling.SMALLEST <= size_of <= scaling.LARGEST:
@@ -252,7 +253,7 @@ def disk(p: Plan) -> list[str]:
         if number
     ]
     if unknown := storage.unknown(c):
-        parts.append(f"shards of {' and '.join(unknown)}, of which nobody said how large")
+        parts.append(f"shards of {' and '.join(unknown)}, whose size is unknown")
     free = [f"{size(place.free)} free for {' and '.join(place.settings)}" for place in p.places]
     found = entry("disk", f"up to {', '.join(parts)}" + (f" ({', '.join(free)})" if free else ""))
     if c.sync == "diloco" and c.sites > 1 and c.save_every != 0:
@@ -393,7 +394,7 @@ def brief(p: Plan, c: Config) -> str:
     fast = p.pace.fast
     # what is assumed of a CPU can be off by a half; the first line of training is not
     if p.fleet.on_cpu and not fast.measured and c.mfu is None:
-        left = f"; every {c.log_every} steps a line shows the time left"
+        left = f"; time left is printed every {c.log_every} steps"
         return f"{run}, {memory}{left if steps > c.log_every else ''}"
     if p.time is None or p.pace.tokens_per_s is None:
         return f"{run}, {memory}. The hours are not known: {fast.why}"

@@ -110,7 +110,10 @@ def peak_tflops(c: Config, fleet: Fleet, probe: Probe | None) -> float | None:
 
 def no_peak(c: Config, fleet: Fleet) -> str:
     if fleet.on_cpu:
-        return f"what this machine's products reach in {c.dtype} is not known: make doctor PROBE=1 measures it"
+        return (
+            f"the speed of {c.dtype} matrix multiplication on this machine has not been measured. "
+            "Run make doctor PROBE=1"
+        )
     return f"{fleet.slowest(c.dtype).key} has no {c.dtype} units"
 
 

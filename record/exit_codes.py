@@ -71,7 +71,7 @@ ROWS = (
     ExitCode(
         BAD_DATA,
         "The data or the environment is bad, the same on every node.",
-        "Fix the file or folder that the message names.",
+        "Fix what the message names, such as a file, a folder or a process.",
         ends_job=True,
     ),
     ExitCode(

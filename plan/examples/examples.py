@@ -103,8 +103,8 @@ def head() -> str:
     return f"""<!-- Written by `python -m plan.examples.examples > docs/plans.md`: change that, and write it again. -->
 # Plans
 
-`make plan` says what a run will take before it takes it: time, memory, disk, network, money. What cannot be
-it refuses (exit code 64), and says what would do. It needs no GPU and loads no torch.
+`make plan` computes what a run will take before you start it: time, memory, disk, network and money. It rejects
+impossible plans (exit code 64) and suggests alternatives. It needs no GPU and loads no torch.
 
 ```
 make plan PRESET=d16-2xh100                     # on the cards that the preset names
@@ -124,7 +124,7 @@ follows, by the formulas in `plan/`, each with its derivation or source.
 Where a run of that name has made steps, hours and dates are of what is left;
 so are those of SWEEP=gpus, while another depth is another run, from its first step. A row
 of a sweep that memory holds only with less has the hours of what is typed with it. Where RUNS_DIR or DATA_DIR
-of this machine cannot be looked into, the exit code is 78.
+of this machine cannot be read, or the data is bad, the exit code is 78.
 
 ## Between sites
 With SITES above 1 the table of the network has DDP beside DiLoCo with 30, 100 and 500 steps between exchanges

@@ -42,7 +42,8 @@ def test_a_run_that_may_start_is_told_its_hours(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     last = done.stdout.splitlines()[-1]
     assert re.fullmatch(
-        r"plan: 977 steps of 4,096 .* of \S+ GiB of memory; every 50 steps a line .*", last
+        r"plan: 977 steps of 4,096 .* of \S+ GiB of memory; time left is printed every 50 steps",
+        last,
     )
     last = run(tmp_path, MFU="50", DTYPE="float32").stdout.splitlines()[-1]
     assert last.startswith("plan: 977 steps of 4,096 tokens, about ")
@@ -58,7 +59,7 @@ def test_only_the_first_node_tells_the_plan(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"DEVICE": "cuda"}, "DEVICE=cuda: there is no GPU here"),
+        ({"DEVICE": "cuda"}, "No GPU found (nvidia-smi lists none). DEVICE=cuda"),
         ({"TARGET_HOURS": "0.00001", "DTYPE": "float32"}, "TARGET_HOURS=1e-05"),
         ({"N_EMBD": "65536", "N_HEAD": "512", "N_LAYER": "64"}, "GiB"),
     ],

@@ -28,8 +28,8 @@ def test_room_is_judged_with_its_parts() -> None:
     needs = {"checkpoints": 30e9, "shards": 50e9, "downloads": 0.0}
     (fits,) = disk.room([Place(("RUNS_DIR", "DATA_DIR"), Path("/"), needs, 80e9)])
     assert fits.level == PASS and fits.text == (
-        "RUNS_DIR and DATA_DIR: 80 GB free, still to be written at most: 30 GB "
-        "of checkpoints, 50 GB of shards (computed)"
+        "RUNS_DIR and DATA_DIR: 80 GB free, 30 GB of checkpoints, "
+        "50 GB of shards needed at most (computed)"
     )
     runs, data = disk.room(
         [
@@ -37,8 +37,13 @@ def test_room_is_judged_with_its_parts() -> None:
             Place(("DATA_DIR",), Path("/"), {"shards": 0.0}, 1.0),
         ]
     )
-    assert runs.level == FAIL and "put RUNS_DIR on another disk" in runs.fix
-    assert data.level == PASS and "at most: nothing (computed)" in data.text
+    assert (runs.level, runs.code) == (FAIL, 64)
+    assert runs.text == (
+        "Not enough disk space for RUNS_DIR: 29.9 GB free, 30 GB of checkpoints needed at most "
+        "(computed)"
+    )
+    assert "set RUNS_DIR to a folder on a larger disk" in runs.fix
+    assert data.level == PASS and "free, nothing needed at most (computed)" in data.text
 
 
 def test_folders_that_are_not_there_are_judged_by_what_is_above(tmp_path: Path) -> None:
@@ -109,7 +114,7 @@ def test_a_disk_that_may_only_be_read_or_is_too_small(tmp_path: Path) -> None:
         first, second = disk.room(disk.places(c, disk.folders(c)))
         assert (
             first.level == FAIL
-            and first.text.startswith("RUNS_DIR: 1.05 MB free")
+            and first.text.startswith("Not enough disk space for RUNS_DIR: 1.05 MB free")
             and second.level == PASS
         )
         assert disk.write_mb_s(small) == (None, "there is too little room")

@@ -147,8 +147,8 @@ def test_no_gpu_is_an_error_only_where_one_is_asked_for() -> None:
     assert (
         told(finding)
         == (
-            "FAIL DEVICE=cuda: there is no GPU here (nvidia-smi lists none); choose DEVICE=cpu, or "
-            "another PRESET"
+            "FAIL No GPU found (nvidia-smi lists none). DEVICE=cuda, which presets for GPUs set, "
+            "needs one; On a CPU, use PRESET=tiny, or DEVICE=cpu"
         )
         and finding.code == 64
     )

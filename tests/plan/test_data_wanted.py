@@ -162,7 +162,7 @@ def test_a_source_of_unknown_size_has_no_epochs(tmp_path: Path) -> None:
     )
     (found,) = epochs(c)
     assert (found.there_tokens, found.epochs) == (None, None)
-    assert found.origin == "no shards yet, and sources/papers.toml says no tokens"
+    assert found.origin == "size unknown: sources/papers.toml has no `tokens`"
     assert findings(c, [found]) == []
     with pytest.raises(CorpusError, match="DATA_MIX names wiki"):
         epochs(dataclasses.replace(c, data_mix="wiki:1"))
@@ -191,8 +191,8 @@ def test_little_text_of_ones_own_suits_a_smaller_model(tmp_path: Path) -> None:
         "novel is repeated 12.9 times: 1,224,704 tokens are wanted, and it has"
     )
     # Four passes of 95,000 tokens at 20 for each parameter.
-    assert "A model of about 0.019M parameters suits so little text" in said.fix
-    assert said.fix.endswith("this one has 3.34M")
+    assert "For this much text a model of 19,000 parameters would be enough (20 tokens" in said.fix
+    assert said.fix.endswith("this one has 3,344,448")
     small = c.replace(n_layer=1, n_embd=4, n_head=1, vocab_size=300).derived()
     (said,) = findings(small, epochs(small))
     assert said.fix == ""

@@ -117,7 +117,6 @@ def test_what_cannot_be_ends_with_64_and_what_would_do_unless_it_is_allowed(run)
         ({"SWEEP": "width"}, "SWEEP=width"),
         ({"SWEEP": "1", "ALLOW_FAIL": "disc"}, "no check disc; did you mean disk?"),
         ({"SITES": "3", "NODES": "4"}, "SITES=3: NODES=4 cannot be spread evenly"),
-        ({"DATA_MIX": "nowhere:1"}, "DATA_MIX names nowhere"),
     ],
 )
 def test_a_setting_that_cannot_be_is_named(run, settings, said):
@@ -137,3 +136,11 @@ def test_a_run_that_has_begun_goes_on(run, tmp_path):
     )
     assert (whole["from_step"], half["from_step"]) == (0, 6400)
     assert half["time"]["training_seconds"] == pytest.approx(whole["time"]["training_seconds"] / 2)
+
+
+def test_bad_data_has_the_exit_code_that_make_train_gives_it(run, tmp_path):
+    done = run(PRESET="xlarge-8xa100", DATA_MIX="nowhere:1")
+    assert (done.returncode, done.stdout) == (78, "") and "names nowhere" in done.stderr
+    (tmp_path / "empty").mkdir()
+    done = run(PRESET="tiny", DATA=str(tmp_path / "empty"))
+    assert (done.returncode, done.stdout) == (78, "")

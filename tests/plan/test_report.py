@@ -266,7 +266,9 @@ def test_what_is_not_known_says_why(planned: Any) -> None:
         "FAIL  bf16  DTYPE=bfloat16: v100-32gb-sxm has no bfloat16 units; what would"
     )
     small = planned(PRESET="tiny", CARDS="1xt4", DTYPE="float32")
-    assert "expected loss n/a: the law is for 70M to 16B parameters" in paragraph(small, "run")
+    assert "expected loss n/a. The scaling law covers 70M to 16B parameters." in paragraph(
+        small, "run"
+    )
     assert "6% of the compute-optimal 66.9M" in paragraph(small, "run")
 
 
@@ -301,7 +303,7 @@ def test_disk_says_what_is_free_and_what_nobody_knows(planned: Any, tmp_path: Pa
         'files = ["/nowhere/*.txt"]\nvalidation_fraction = 0.01\n'
     )
     own = planned(PRESET="d16-2xh100", DATA_MIX="mine:1", DATA_DIR=str(tmp_path), SAVE_EVERY="0")
-    assert paragraph(own, "disk") == "up to shards of mine, of which nobody said how large"
+    assert paragraph(own, "disk") == "up to shards of mine, whose size is unknown"
 
 
 def test_disk_holds_no_more_checkpoints_than_the_run_writes(planned: Any, tmp_path: Path) -> None:
@@ -366,7 +368,7 @@ def test_brief_promises_no_time_of_a_cpu_that_nobody_measured(planned: Any) -> N
         need = f"{p.chosen.need.total / 2**30:.2f} of "
         told = brief(p, p.c)
         assert told.startswith(f"plan: 100 steps of {p.c.batch_tokens:,} tokens, {need}")
-        assert told.endswith(" GiB of memory; every 20 steps a line shows the time left")
+        assert told.endswith(" GiB of memory; time left is printed every 20 steps")
     p = planned(PRESET="tiny", DEVICE="cpu", MAX_STEPS="20", LOG_EVERY="20")
     assert brief(p, p.c).endswith(" GiB of memory")
     p = planned(PRESET="tiny", DEVICE="cpu", DTYPE="float32", MAX_STEPS="100", MFU="50")
