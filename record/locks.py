@@ -121,7 +121,7 @@ def hold(
     except OSError as error:
         raise RunFolderError(
             f"{error.filename or path.parent}: cannot be written ({error.strerror}). Choose another "
-            "place with RUNS_DIR, or fix its permissions"
+            "place with RUNS_DIR, free some space, or fix its permissions"
         ) from None
     return lock
 

@@ -4,14 +4,14 @@ python -m scripts.train [WORD...]
 
 finetune    fine-tune MODEL on DATA instead of pretraining
 node        one of several machines: NODES=1 is refused
-2xh100      exactly 2 GPUs of this machine, with the GPU sampler running
+2xh100      2 GPUs of this machine, with the GPU sampler running
 """
 
 import os
 import sys
 
 from doctor import before_run
-from record.exit_codes import BAD_DATA, BAD_SETTING, DONE, INTERRUPTED
+from record.exit_codes import BAD_SETTING, DONE, INTERRUPTED
 from record.run_paths import RunPaths
 from settings import ROOT, SettingsError, targets
 from settings.checks import PRETRAINING
@@ -20,9 +20,7 @@ from settings.declare import format_value
 from settings.resolve import resolve
 from train.children import Children, complain, say
 from train.start_node import FINETUNE, PRETRAIN, Node, Workload
-from train.tune import count_gpus
 
-GPUS = 2  # of the target train-2xh100
 DEFAULTS = {
     "finetune": targets.TARGET_DEFAULTS["finetune"],
     "2xh100": targets.TARGET_DEFAULTS["train-2xh100"],
@@ -57,36 +55,16 @@ def check_nodes(config: Config, workload: Workload) -> int:
     return BAD_SETTING
 
 
-def check_two_gpus(config: Config) -> int:
-    """Refuse `make train-2xh100` where there are not 2 GPUs to train on."""
-    general = f"make train PRESET={config.preset}"
-    if config.nproc != GPUS or config.nodes != 1 or config.device == "cpu":
-        complain(
-            f"train-2xh100 trains on 2 GPUs of one machine, but NPROC={config.nproc} "
-            f"NODES={config.nodes} DEVICE={config.device}. Leave these out, or run {general}."
-        )
-        return BAD_SETTING
-    gpus = count_gpus(os.environ)
-    if gpus < GPUS:
-        complain(
-            f"train-2xh100 needs 2 GPUs, but {gpus or 'none'} can be seen here (nvidia-smi, "
-            f"CUDA_VISIBLE_DEVICES). {general} uses those that there are."
-        )
-        return BAD_DATA
-    return DONE
-
-
 def start(words: list[str], node: Node) -> int:
     """Check, then train. Returns the exit code."""
-    code = DONE
-    if "node" in words:
+    code = node.refuse_second_job()
+    if code == DONE and "node" in words:
         code = check_nodes(node.config, node.workload)
-    elif "2xh100" in words:
-        code = check_two_gpus(node.config)
     if code == DONE:
         code = before_run.main([node.workload.name])
     if code == DONE and node.children.stop_requested:
         code = INTERRUPTED
+        node.report_stop()
     if code != DONE:
         return code
     if "2xh100" in words:

@@ -17,10 +17,12 @@ from typing import TextIO
 
 from record import locks
 from record.exit_codes import BAD_DATA, BAD_SETTING, DONE, INTERRUPTED, NODES_MISSING, STOPPED
+from record.locks import RunFolderError, RunIsHeld
 from record.run_paths import RunPaths
 from settings import ROOT
 from settings.checks import PRETRAINING
 from settings.config import Config
+from settings.declare import format_tokens
 from settings.resolve import show_path
 from train import launcher
 from train.children import Children, complain, say
@@ -60,23 +62,27 @@ class Node:
         Args:
             lock: the descriptor of the job's lock, if the process that started this one holds it.
         """
-        detached = lock is not None
         try:
-            job = self.open_lock(lock)
-        except OSError as error:
-            complain(self.describe_error(error))
+            job = self.hold_job(lock)
+        except RunIsHeld:
+            if self.children.stop_requested:
+                return INTERRUPTED
+            complain(self.describe_holder())
+            return NODES_MISSING if in_pod() else BAD_DATA
+        except RunFolderError as error:
+            complain(str(error))
             return BAD_DATA
         with job:
-            code = self.take_lock(job)
-            if code != DONE:
-                return code
-            if self.config.detach and not detached:
+            if self.config.detach and lock is None:
                 self.detach(job)
                 return DONE
             if in_pod():
                 self.start_sampler()
                 self.start_agent()
-            return self.work(job)
+            code = self.work(job)
+            if code != DONE:
+                self.remove_empty_folder()
+            return code
 
     def work(self, job: TextIO) -> int:
         """Prepare data, train, and on the first node draw the plots."""
@@ -90,16 +96,17 @@ class Node:
             stage = f"training as node {rank} of {self.config.site_nodes}"
         self.show_stage(job, stage)
         code = launcher.launch(self.config, self.children, self.workload.train)
+        if code == INTERRUPTED:
+            self.report_stop()
         if code != DONE or self.config.rank_in_site:
             return code
         self.show_stage(job, "drawing plots")
-        is_terminal = sys.stdout.isatty()
         command = [launcher.PYTHON, "-m", "analysis.plots", str(self.paths.folder)]
-        code = self.children.run(command, os.environ, quiet=is_terminal)
+        code = self.children.run(command, os.environ, quiet=sys.stdout.isatty())
         if code != DONE and in_pod():  # no reason for another pod
             complain(f"The run is done. Its plots failed with code {code}: run `make plots`.")
             return DONE
-        if code == DONE and is_terminal:
+        if code == DONE and not in_pod():
             say(self.describe_next_steps())
         return code
 
@@ -115,59 +122,68 @@ class Node:
             f'    make sample RUN_NAME={name} PROMPT="{prompt}"',
         ]
         if is_tiny and name == "tiny":  # the first run
-            tokens = 2 * config.train_tokens
-            typed = f"{tokens // 10**6}M" if tokens % 10**6 == 0 else str(tokens)
-            lines.append(f"    make train RUN_NAME=longer TRAIN_TOKENS={typed}")
+            tokens = format_tokens(2 * config.train_tokens)
+            lines.append(f"    make train RUN_NAME=longer TRAIN_TOKENS={tokens}")
         return "\n".join(lines)
+
+    def report_stop(self) -> None:
+        """Print the last words of a job that was stopped before anything could be saved."""
+        say("\nStopped before a checkpoint was saved. Run the same command to continue.")
+
+    def remove_empty_folder(self) -> None:
+        """Leave nothing of a run that was refused or stopped at once: its folder holds this lock alone."""
+        with contextlib.suppress(OSError):
+            if os.listdir(self.paths.folder) == [self.paths.job.name]:
+                self.paths.job.unlink()
+                self.paths.folder.rmdir()
 
     # ---- The job's lock
 
-    def open_lock(self, descriptor: int | None) -> TextIO:
-        """Open the job's lock. It shows this node to `make status` and `make stop`.
+    def refuse_second_job(self) -> int:
+        """Refuse at once, before any check, if this node works on the run already. A pod waits instead."""
+        if in_pod() or not locks.has_job(self.paths):
+            return DONE
+        complain(self.describe_holder())
+        return BAD_DATA
 
-        What this process starts does not hold the lock, and may outlive it.
+    def describe_holder(self) -> str:
+        """Say that another process works on the run, and what to do about it."""
+        holder = locks.read_holder(self.paths.job) or "it has just started"
+        named = f"RUN_NAME={self.paths.name}"
+        return (
+            f"run {self.paths.name} is running already ({holder}). Use make status {named}, "
+            f"make attach {named} or make stop {named}, or choose another RUN_NAME."
+        )
+
+    def hold_job(self, descriptor: int | None) -> TextIO:
+        """Take the job's lock, which shows this node to `make status` and `make stop`.
+
+        What this process starts does not hold the lock, and may outlive it. A pod waits for it: a
+        machine that is gone may keep its locks on a shared disk for minutes.
+
+        Args:
+            descriptor: of the lock, if the process that started this one holds it.
+
+        Raises:
+            RunFolderError: the folder cannot be written.
+            RunIsHeld: this node works on the run already.
         """
         if descriptor is not None:
             return os.fdopen(descriptor, "r+")
-        self.paths.folder.mkdir(parents=True, exist_ok=True)
-        return open(self.paths.job, "a+")
-
-    def take_lock(self, job: TextIO) -> int:
-        """Take the job's lock, or return the exit code that says why not.
-
-        A pod waits for it: a machine that is gone may keep its locks on a shared disk for minutes.
-        """
         patience_s = self.config.start_timeout_s if in_pod() else 0
         deadline = time.monotonic() + patience_s
         is_waiting = False
-        try:
-            while not locks.take_lock(job):
-                holder = locks.read_holder(self.paths.job) or "it has just started"
-                named = f"RUN_NAME={self.paths.name}"
-                message = (
-                    f"run {self.paths.name} is running already ({holder}). Use make status {named}, "
-                    f"make attach {named} or make stop {named}, or choose another RUN_NAME."
-                )
-                if time.monotonic() >= deadline:
-                    complain(message)
-                    return NODES_MISSING if patience_s else BAD_DATA
-                if not is_waiting:
-                    say(f"{message} Waiting up to {patience_s} s: a lost machine keeps its lock.")
-                    is_waiting = True
-                self.children.pause(LOCK_TICK_S)
-                if self.children.stop_requested:
-                    return INTERRUPTED
-            locks.write_holder(job)
-        except OSError as error:
-            complain(self.describe_error(error))
-            return BAD_DATA
-        return DONE
-
-    def describe_error(self, error: OSError) -> str:
-        return (
-            f"{self.paths.folder}: cannot be written ({error.strerror}). Choose another place with "
-            "RUNS_DIR, free some space, or fix its permissions"
-        )
+        while True:
+            try:
+                return locks.hold(self.paths.job, "works on this run")
+            except RunIsHeld:
+                if time.monotonic() >= deadline or self.children.stop_requested:
+                    raise
+            if not is_waiting:
+                holder = self.describe_holder()
+                say(f"{holder} Waiting up to {patience_s} s: a lost machine keeps its lock.")
+                is_waiting = True
+            self.children.pause(LOCK_TICK_S)
 
     def show_stage(self, job: TextIO, stage: str) -> None:
         """Tell `make status` what happens while no trainer speaks for itself."""
@@ -204,6 +220,7 @@ class Node:
         if code == DONE:
             return DONE
         if self.children.stop_requested:
+            self.report_stop()
             return STOPPED
         if self.config.site_nodes > 1 and not in_pod():  # pods end with their Job
             launcher.tell_other_nodes(code, reason, dict(os.environ))
