@@ -207,7 +207,7 @@ def middle(values: Iterable[float | None]) -> float | None:
 def make(seen: Seen, target: str, **settings: object) -> str:
     """'make logs ONLY=errors RUN_NAME=big WHERE=cluster': a command about this run, wherever the settings point."""
     words = ["make", target, *(f"{name}={value}" for name, value in settings.items())]
-    if target in ("restart", "plan", "data") and seen.preset:
+    if target in ("train", "restart", "plan", "data") and seen.preset:
         words.append(f"PRESET={seen.preset}")
     if target not in ("plan", "data", "sites", "doctor"):
         words.append(f"RUN_NAME={seen.run}")
@@ -218,19 +218,19 @@ def make(seen: Seen, target: str, **settings: object) -> str:
     return " ".join(words)
 
 
-def restart(seen: Seen, **settings: object) -> str:
-    """'make restart RUN_NAME=big goes on from step 12,000', by what is known of its checkpoints; there are no steps to
-    go on with behind the last one's."""
+def restart(seen: Seen, target: str = "restart", **settings: object) -> str:
+    """'make restart RUN_NAME=big resumes from step 12,000', by what is known of its checkpoints. After the last step
+    there are no more to resume with."""
     p = seen.progress
     saved = p.checkpoint_step if p else None
     if p and saved and p.last_step and saved >= p.last_step:
-        return f"{make(seen, 'restart', **settings)} does what is left: the last evaluation and the sample"
+        return f"{make(seen, target, **settings)} does what is left: the last evaluation and the sample"
     onward = (
-        f"goes on from step {saved:,}"
+        f"resumes from step {saved:,}"
         if saved
-        else "goes on from its last checkpoint, if there is one"
+        else "resumes from its last checkpoint, if there is one"
     )
-    return f"{make(seen, 'restart', **settings)} {onward}"
+    return f"{make(seen, target, **settings)} {onward}"
 
 
 def errors(seen: Seen, **settings: object) -> str:

@@ -51,10 +51,13 @@ def of_run(seen: Seen) -> Iterator[str]:
         yield f"speed: {phrases.speed(seen)}"
         planned = f", the plan's {plan.mfu_percent:.1f}%" if plan.mfu_percent is not None else ""
         yield f"mfu: {NA if p.mfu_percent is None else f'{p.mfu_percent:.1f}%'}{planned}"
-        yield f"step time: {NA if p.step_s is None else f'{1000 * p.step_s:,.1f} ms'}" + (
-            f", waiting for data {100 * p.data_wait_fraction:.1f}%"
-            if p.data_wait_fraction is not None
-            else ""
+        yield (
+            f"step time: {NA if p.step_s is None else f'{1000 * p.step_s:,.1f} ms (median; speed is a mean)'}"
+            + (
+                f", waiting for data {100 * p.data_wait_fraction:.1f}%"
+                if p.data_wait_fraction is not None
+                else ""
+            )
         )
         yield f"memory of a process: {number(p.mem_gib, '.2f')} GiB at its peak" + (
             f", the plan's {plan.memory_gib:.2f}" if plan.memory_gib is not None else ""

@@ -64,12 +64,12 @@ def verdict(seen: Seen, c: Config, faults: Iterable[Fault]) -> Verdict | None:
         return over(seen, c)
     p = seen.progress
     bad = [fault for fault in faults if fault.failing or fault.name in HEAVY]
-    if bad and is_gone(seen):
-        return Verdict(FAILING, f"failing: {bad[0].text}; next: {bad[0].next}", is_last=True)
-    if p is None or trained_s(seen) < 60 * VERDICT_MINUTES:
+    is_early = p is None or trained_s(seen) < 60 * VERDICT_MINUTES
+    if bad and (is_gone(seen) or not is_early):
+        sentence = f"failing: {bad[0].text}; next: {bad[0].next}"
+        return Verdict(FAILING, sentence, is_last=is_gone(seen))
+    if p is None or is_early:
         return None
-    if bad:
-        return Verdict(FAILING, f"failing: {bad[0].text}; next: {bad[0].next}")
     part = pace(seen)
     if part is None:
         why = f" ({seen.expected.why})" if seen.expected.why else ""

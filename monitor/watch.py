@@ -289,14 +289,15 @@ class Judge:
         self.alerts = Alerts(command_of(place.config), place.paths)
 
     def judge(self, seen: Seen) -> tuple[list[Fault], str, tuple[str, ...]]:
-        """What is wrong, the verdict in words, and what is to be said of ALERT_CMD."""
+        """What is wrong, the verdict in words unless it only repeats a fault, and remarks on ALERT_CMD."""
         from monitor.rules import judge as rules
-        from monitor.verdict import verdict
+        from monitor.verdict import FAILING, verdict
 
         faults = rules.judge(seen, self.planned.c)
         found = verdict(seen, self.planned.c, faults)
         self.remarks += self.alerts.look(seen, faults, found)
-        return faults, found.sentence if found else "", tuple(self.remarks)
+        words = found.sentence if found and found.word != FAILING else ""
+        return faults, words, tuple(self.remarks)
 
 
 def watcher_of(place: Place) -> Watcher:

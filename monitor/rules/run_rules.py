@@ -260,32 +260,39 @@ def killed(seen: Seen, c: Config) -> list[Fault]:
     if first is None or first.at_work is not False or name in OVER:
         return []
     if not name:
-        return status_lost(seen)
+        return status_lost(seen, c)
     beat = first.status.get("heartbeat")
-    when = f" {ago(at(seen) - beat)} ago" if isinstance(beat, int | float) else ""
+    when = f", {ago(at(seen) - beat)} ago" if isinstance(beat, int | float) else ""
     step = f" at step {seen.progress.step:,}" if seen.progress and seen.progress.step else ""
     full = memory_is_full(first)
-    why = f"; {full} GiB of memory were in use, so the system may have ended it" if full else ""
+    why = f". {full} GiB of memory were in use" if full else ""
     return [
         Fault(
             "killed",
-            f"killed while {name}{step}{when}: its process is gone and told no reason{why}",
-            f"{restart(seen)}; dmesg | tail tells whether the system was out of memory",
+            f"the process was killed while {name}{step}{when}{why}",
+            f"{resume(seen, c)}. If memory ran out, dmesg | tail shows it",
             failing=True,
         )
     ]
 
 
-def status_lost(seen: Seen) -> list[Fault]:
+def resume(seen: Seen, c: Config) -> str:
+    """The command that continues a run of which no process is left."""
+    if seen.cluster:
+        return restart(seen)
+    return restart(seen, "finetune" if c.model else "train")
+
+
+def status_lost(seen: Seen, c: Config) -> list[Fault]:
     """A run that has made steps, whose record tells of no end, and that has no status: gone without a word."""
     if seen.cluster or not seen.progress or not seen.progress.step or seen.progress.end_reason:
         return []
     return [
         Fault(
             "killed",
-            f"nobody is at work on it at step {seen.progress.step:,}, its record has no end, and "
-            "STATUS.json is not there or damaged: it was killed, or the disk was full or lost what it held",
-            restart(seen),
+            f"the run stopped at step {seen.progress.step:,} without finishing, and STATUS.json is missing "
+            "or corrupt: it was killed, or the disk was full or failed",
+            resume(seen, c),
             failing=True,
         )
     ]

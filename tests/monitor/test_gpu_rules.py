@@ -77,7 +77,7 @@ def test_a_gpu_that_no_longer_answers() -> None:
     assert (
         fault.failing
         and "dmesg | grep -i xid" in fault.next
-        and "goes on from step 12,000" in fault.next
+        and "resumes from step 12,000" in fault.next
     )
 
 

@@ -223,9 +223,9 @@ def test_a_run_that_was_stopped_is_well_and_one_that_was_killed_is_not(
     made(paths, "training", 12)
     told = once()
     assert told.returncode == 1 and "\nphase: killed while training since " in told.stdout
-    assert re.search(
-        r"^fault killed: .*; next: make restart .*RUN_NAME=a-run", told.stdout, re.M
-    ), told.stdout
+    assert re.search(r"^fault killed: .*; next: make train .*RUN_NAME=a-run", told.stdout, re.M), (
+        told.stdout
+    )
     made(paths, "crashed", 12)
     told = once()
     assert told.returncode == 1 and "\nfault crashed: " in told.stdout
@@ -337,7 +337,7 @@ def test_alerts_ring_once_for_a_fault(once: Once, paths: RunPaths) -> None:
     lines = heard.read_text().splitlines()
     assert [line.split()[0] for line in lines].count(
         "killed"
-    ) == 1 and "a-run: killed while training" in lines[0]
+    ) == 1 and "a-run: the process was killed while training" in lines[0]
 
 
 # ---- What it loads

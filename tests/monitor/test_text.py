@@ -21,7 +21,7 @@ def test_a_run_of_this_machine_fact_by_fact() -> None:
         "validation: 3.9222 nats/token at step 250",
         "speed: 32,768 tokens/s, 80% of the plan's 40,960",
         "mfu: 43.8%, the plan's 50.0%",
-        "step time: 2,000.0 ms, waiting for data 0.5%",
+        "step time: 2,000.0 ms (median; speed is a mean), waiting for data 0.5%",
         "memory of a process: 61.25 GiB at its peak, the plan's 60.00",
         "eta: 36:00, at 14:36, planned 14:16",
         "goodput: training 50.0%, start-up 20.0%, evaluation 6.0%, checkpoint 4.0%, down 20.0%",

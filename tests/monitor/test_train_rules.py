@@ -46,7 +46,7 @@ def test_a_loss_that_is_no_number_is_said_at_the_first_one() -> None:
     fault = only(train_rules.not_finite(progress(nonfinite_steps=1, skipped_steps=1), c))
     assert "not finite in 1 step up to step 12,345" in fault.text and not fault.failing
     assert (
-        "make restart LEARNING_RATE=0.0005 PRESET=xlarge-8xa100 RUN_NAME=big goes on from step 12,000"
+        "make restart LEARNING_RATE=0.0005 PRESET=xlarge-8xa100 RUN_NAME=big resumes from step 12,000"
         in fault.next
     )
 

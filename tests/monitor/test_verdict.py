@@ -98,7 +98,7 @@ SLOW = {"tokens_per_s": 80_000.0, **books()}
         (
             progress(**SLOW),
             {"compile": "0"},
-            "make restart COMPILE=auto PRESET=xlarge-8xa100 RUN_NAME=big goes on",
+            "make restart COMPILE=auto PRESET=xlarge-8xa100 RUN_NAME=big resumes",
         ),
         (progress(**SLOW), {"attention": "math"}, "make restart ATTENTION=auto"),
         (
@@ -243,7 +243,7 @@ def test_one_that_was_stopped_says_how_it_goes_on() -> None:
     )
     assert found.word == STOPPED and found.is_last
     assert "below plan, at 36% of its pace" in found.sentence and found.sentence.endswith(
-        "make restart PRESET=xlarge-8xa100 RUN_NAME=big goes on from step 12,000"
+        "make restart PRESET=xlarge-8xa100 RUN_NAME=big resumes from step 12,000"
     )
     assert PLAN.tokens_per_s == 135_000
 
@@ -258,12 +258,12 @@ def test_one_that_was_stopped_says_how_it_goes_on() -> None:
         ),
         (
             {"step": 999, "checkpoint_step": 999},
-            "pace; make restart PRESET=xlarge-8xa100 RUN_NAME=big goes on from step 999",
+            "pace; make restart PRESET=xlarge-8xa100 RUN_NAME=big resumes from step 999",
         ),
         (
             {"step": 1000, "checkpoint_step": 900},
             "; all steps are made, and the last evaluation was not ended; make "
-            "restart PRESET=xlarge-8xa100 RUN_NAME=big goes on from step 900",
+            "restart PRESET=xlarge-8xa100 RUN_NAME=big resumes from step 900",
         ),
     ],
 )
