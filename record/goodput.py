@@ -10,7 +10,8 @@ Within an attempt, time is the difference of mono_s, so setting the clock change
 on two machines, it is the wall clock's and never negative. A record claims the seconds that it reports, at most those
 that have passed and are not claimed yet; what no record claims is `other`. Training and data wait of a step that the
 run goes back past become lost work, as does a step whose update was skipped. An evaluation stays one. What an attempt
-did after its last record is down time, because nothing shows it. The first step of an attempt, with everything that it
+did after its last record is down time, because nothing shows it. The time between the end of a run that was done and
+the start of another attempt, which trains it further, belongs to neither. The first step of an attempt, with everything that it
 sets up, is training. Standard library only.
 """
 
@@ -119,7 +120,7 @@ class Attempt:
 
     Attributes:
         begin, end: seconds on its clock, from its process's start to its last record.
-        down_s: seconds between the attempt before and this one.
+        down_s: seconds between the attempt before and this one; 0 if that one was done.
         is_monotonic: its records have mono_s. Otherwise, begin and end are Unix seconds.
         number: its place in config.json.
         offsets: Unix seconds minus those of its monotonic clock, one for each time that the wall
@@ -181,6 +182,7 @@ class Timeline:
         self.skipped_steps = 0
         self.time = 0.0  # of the last record, in Unix seconds
         self.is_announced = False  # whether this attempt has its start or resume
+        self.is_done = False  # whether the last record says that the run was done
 
     def steps(self) -> list[Claim]:
         """Return the training of each step that the run has, in order."""
@@ -228,7 +230,7 @@ class Timeline:
         if now is None:
             now = record["time"]
         down_s = 0.0
-        if self.attempts:
+        if self.attempts and not self.is_done:
             down_s = max(0.0, record["time"] - start_up_s - self.time)
         self.attempts.append(Attempt(now - start_up_s, now, down_s, is_monotonic))
         self.unclaimed = start_up_s
@@ -248,6 +250,7 @@ class Timeline:
     def note(self, record: Record) -> None:
         """Keep what a record says of its attempt."""
         self.time = record["time"]
+        self.is_done = record.get("reason") == "done"
         attempt = self.attempts[-1]
         attempt.number = record.get("attempt", attempt.number)
         attempt.host = record.get("host", attempt.host)

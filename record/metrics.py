@@ -38,6 +38,7 @@ Keys of every record: `time` (Unix seconds), `mono_s` (the monotonic clock of th
                     since the first start (goodput.py), shares: of each source
 """
 
+import collections
 import contextlib
 import errno
 import io
@@ -60,6 +61,7 @@ log = logging.getLogger(__name__)
 Record = dict[str, Any]
 
 SCHEMA = 1
+PACE_STEPS = 100  # the time left follows from the pace of the last steps: a machine may slow down
 # These set the run to the step that they name: what was recorded past it is lost.
 GOES_BACK = ("start", "resume", "rollback")
 # Records that mean nothing without the number of a step.
@@ -330,7 +332,7 @@ class Recorder:
     Attributes:
         waiting: records that are not in the file yet.
         written: bytes of the file, which ends with a line.
-        began: the first step of this attempt.
+        recent: when the last steps of this attempt were made, in monotonic seconds.
         recorded_step: the largest in the record when it was opened.
         saved_step: of its last checkpoint then; 0 without one.
     """
@@ -344,7 +346,7 @@ class Recorder:
         self.file: Any = None  # open as long as the run
         self.waiting: list[Record] = []
         self.failed = False
-        self.began: Record = {}
+        self.recent: collections.deque[float] = collections.deque(maxlen=PACE_STEPS)
         self.recorded_step = 0
         self.saved_step = 0
         if active:
@@ -448,12 +450,11 @@ class Recorder:
     def step(self, step: int, tokens: int, **values: Any) -> None:
         """Record a step; print it every LOG_EVERY steps, and the first and last of an attempt, with the time left."""
         entry = self.event("step", step, tokens, **values)
-        is_first = not self.began
-        if is_first:
-            self.began = entry
+        is_first = not self.recent
+        self.recent.append(entry["mono_s"])
         left = ""
-        if step > self.began["step"]:
-            step_s = (entry["mono_s"] - self.began["mono_s"]) / (step - self.began["step"])
+        if not is_first:
+            step_s = (self.recent[-1] - self.recent[0]) / (len(self.recent) - 1)
             left = f" left={duration((self.last_step - step) * step_s)}"
         if is_first or step % self.log_every == 0 or step == self.last_step:
             self.show(entry, left)

@@ -212,7 +212,7 @@ def line_of(name: str, state: dict[str, Any], phase: str, over: bool, now: float
     if is_number(state.get("loss")):
         line += f"loss {state['loss']:.4f}"
     if not over and is_number(state.get("heartbeat")):
-        line += f"  {now - state['heartbeat']:.0f} s ago on {state.get('host')}"
+        line += f"  updated {now - state['heartbeat']:.0f} s ago on {state.get('host')}"
     return make_printable(line.rstrip())
 
 

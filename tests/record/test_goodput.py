@@ -126,6 +126,17 @@ def test_a_clock_that_is_set_between_attempts_is_down_time_and_never_negative() 
     assert seconds_of(ahead) == {"training": 10.0, "start_up": 7.0, "down": 3620.0}
 
 
+def test_the_pause_after_a_run_that_was_done_is_not_its_time() -> None:
+    for reason, down in (("done", {}), ("stopped", {"down": 500.0})):
+        run = Clock()
+        run.start()
+        run.steps(1, 2)
+        run.write("end", 2, reason=reason)
+        run.resume(2, down=500.0)
+        run.steps(3, 3)
+        assert seconds_of(run) == {"training": 6.0} | down
+
+
 def test_an_old_record_without_start_up_begins_at_its_first_record() -> None:
     run = Clock()
     run.start()

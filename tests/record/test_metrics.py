@@ -238,6 +238,21 @@ def test_a_full_disk_loses_and_tears_no_line(
     recorder.event("end", 6, 0)  # of a closed record: nothing
 
 
+def test_the_time_left_follows_the_pace_of_the_last_hundred_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    recorder = Recorder(RunPaths(tmp_path), True, 0, 1000, 100)
+    now = 0.0
+    monkeypatch.setattr("record.metrics.time.monotonic", lambda: now)
+    for step in range(1, 401):
+        now += 0.1 if step <= 200 else 3.0  # another program takes the machine
+        recorder.step(step, step, loss=1.0)
+    recorder.close()
+    lines = [line for line in caplog.messages if line.startswith("step=")]
+    assert [line.partition(" left=")[2] for line in lines] == ["", "1:30", "1:20", "35:00", "30:00"]
+
+
 def cut(path: Path) -> None:
     os.truncate(path, 0)
 
