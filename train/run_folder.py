@@ -9,6 +9,7 @@ from record.durable import write_whole
 from record.locks import RunFolderError
 from record.run_paths import RunPaths, list_checkpoints
 from settings.config import DEFAULTS, Config
+from settings.declare import format_tokens
 from settings.resume import RunConfigError, read_run_config
 from train.data.tokenizer import Vocabulary
 from train.distributed.world import World, from_first, who_sees
@@ -84,35 +85,52 @@ def describe_end(c: Config, paths: RunPaths, target: str) -> list[str]:
         end = f"run {c.run_name} is already at step {step}, past {last}: nothing is left to do"
     else:
         return []
-    command = "make train"
-    more = f"MAX_STEPS={2 * step}"
-    if target == "train":
-        more += f"   ({describe_rate(c, step)})"
-    else:
-        command = "the same command with"  # MODEL, DATA and all else
-    if by_epochs:
-        more = f"EPOCHS={2 * c.epochs}   (the learning rate follows the longer schedule)"
     lines = [end]
-    if saved:
-        lines.append(f"    train it further:  {command} RUN_NAME={c.run_name} {more}")
-    other = f"RUN_NAME={c.run_name}-2 SEED={c.seed + 1}"
-    if target == "train" and c.preset != DEFAULTS["PRESET"]:
-        other += f" PRESET={c.preset}"
-    if target == "train" and c.data:
-        other += f" DATA={shlex.quote(c.data)}"
+    name = f"RUN_NAME={c.run_name}"
+    again = "the same command with"  # MODEL, DATA and all else
+    recipe = ""
+    if target == "train":
+        again = "make train"
+        recipe = name_recipe(c)
+    if target == "train" and c.min_learning_rate == 0 and step >= schedule_end(c):
+        tokens = format_tokens(2 * c.train_tokens)
+        lines += [
+            "The schedule has ended and the learning rate is 0, so more steps change nothing.",
+            f"    train longer:      {again} {name}-longer TRAIN_TOKENS={tokens}{recipe}",
+        ]
+    elif saved:
+        more = f"MAX_STEPS={2 * step}"
+        if by_epochs:
+            more = f"EPOCHS={2 * c.epochs}   (the learning rate follows the longer schedule)"
+        elif target == "train":
+            more += f"   (the learning rate {describe_rate(c, step)})"
+        lines.append(f"    train it further:  {again} {name} {more}")
     return [
         *lines,
-        f"    train another:     {command} {other}",
-        f"    draw it again:     make plots RUN_NAME={c.run_name}",
+        f"    train another:     {again} {name}-2 SEED={c.seed + 1}{recipe}",
+        f"    draw it again:     make plots {name}",
     ]
 
 
+def name_recipe(c: Config) -> str:
+    """Return the settings with which another run trains with this preset on this text, as typed."""
+    recipe = ""
+    if c.preset != DEFAULTS["PRESET"]:
+        recipe += f" PRESET={c.preset}"
+    if c.data:
+        recipe += f" DATA={shlex.quote(c.data)}"
+    return recipe
+
+
+def schedule_end(c: Config) -> int:
+    """Return the step at which the learning rate reaches its minimum (schedule.py)."""
+    return -(-c.train_tokens // c.batch_tokens)
+
+
 def describe_rate(c: Config, step: int) -> str:
-    """Say what the learning rate does after a step: it ends at TRAIN_TOKENS (schedule.py)."""
-    last = -(-c.train_tokens // c.batch_tokens)
-    if step < last:
-        return f"the learning rate follows its schedule up to step {last}"
-    return "the learning rate stays at its minimum"
+    if step < schedule_end(c):
+        return f"follows its schedule up to step {schedule_end(c)}"
+    return "stays at its minimum"
 
 
 def stored_config(paths: RunPaths) -> dict[str, Any]:

@@ -39,6 +39,23 @@ def test_what_the_learning_rate_does_further_on_is_said_as_it_is(
     assert describe_end(config.replace(max_steps=last + 1), paths, "train") == []
 
 
+def test_more_steps_of_a_schedule_that_ends_at_zero_are_not_proposed(tmp_path: Path) -> None:
+    config = Config.of_preset(RUN_NAME="x", DATA="novel.txt")
+    paths = RunPaths(tmp_path)
+    Status(paths.status, active=True).phase("done", step=977)
+    (paths.checkpoints / "step_0000977").mkdir(parents=True)
+    advice = "\n".join(describe_end(config, paths, "train"))
+    assert "MAX_STEPS" not in advice and "the learning rate is 0" in advice
+    assert "    make train RUN_NAME=x-longer TRAIN_TOKENS=8M DATA=novel.txt\n" in advice.replace(
+        "train longer:  ", ""
+    )
+    Status(paths.status, active=True).phase("done", step=500)
+    shorter = config.replace(max_steps=500)
+    assert "MAX_STEPS=1000   (the learning rate follows" in "\n".join(
+        describe_end(shorter, paths, "train")
+    )
+
+
 def test_another_run_is_of_the_same_text_and_preset(tmp_path: Path) -> None:
     config = Config(run_name="x", preset="gpt2-124m", data="my novel.txt", max_steps=5).derived()
     Status(RunPaths(tmp_path).status, active=True).phase("done", step=5)
