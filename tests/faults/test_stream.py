@@ -123,7 +123,7 @@ def test_a_producer_slower_than_training_shows_as_waits_that_no_time_out_ends(
         <= set(said)
         <= {step for step, wait in waits.items() if wait > 2}
     ), (said, waits)
-    assert "waiting for data: long" in out and "; made so far: long 0.0 M tokens" in out
+    assert "waiting for data: long" in out and "; made so far: long 0.0M tokens" in out
     assert "the trainer failed" not in out and "no progress" not in out
     # a busy machine has stragglers; a wait that was taken for work would be one of its length
     assert all(step["straggler"]["own_s"] < 5 for step in steps(tmp_path) if step.get("straggler"))

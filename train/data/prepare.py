@@ -83,8 +83,8 @@ def vocabulary(c: Config, make: bool = False) -> Vocabulary:
     began = time.perf_counter()
     trained = train_tokenizer(tokenizer_text(c), c.vocab_size, target)
     log.info(
-        "tokenizer: trained a BPE of %d tokens, sha256 %s, in %.1f s",
-        trained.size,
+        "trained BPE tokenizer: %s tokens, sha256 %s, in %.1f s",
+        f"{trained.size:,}",
         trained.sha256[:12],
         time.perf_counter() - began,
     )
@@ -249,7 +249,7 @@ def make_source(c: Config, name: str, v: Vocabulary) -> None:
             maker.files.done(i)
     seconds, made = time.perf_counter() - began, maker.tokens() - before
     log.info(
-        "source %s: %d documents, %.2f M training tokens; rows dropped: %s; %.1f s, %.2f M tokens/s",
+        "source %s: %d documents, %.2fM training tokens; rows dropped: %s; %.1f s, %.2fM tokens/s",
         name,
         sum(seal.documents for seal in maker.seals),
         maker.tokens() / 1e6,

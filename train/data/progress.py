@@ -109,6 +109,6 @@ class Progress:
     def words(self, share: float, now: float) -> str:
         seconds = now - self.began
         of = "" if math.isinf(self.limit) else f" of {self.limit / 1e6:,.1f}"
-        said = f"{self.tokens / 1e6:,.1f}{of} M tokens, {(self.tokens - self.before) / seconds / 1e6:.2f} M tokens/s"
+        said = f"{self.tokens / 1e6:,.1f}{of}M tokens, {(self.tokens - self.before) / seconds / 1e6:.2f}M tokens/s"
         done = share - (self.first or 0.0)
         return f"{said}, {duration(seconds / done * (1 - share))} left" if done > 0.001 else said

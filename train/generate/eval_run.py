@@ -115,8 +115,7 @@ def evaluate(c: Config, world: World) -> int:
         if c.core_bundle != NO_BUNDLE:
             core = open_core(trained.config, trained.vocabulary, world)
     except CoreError as error:
-        problems.append(str(error))
-        log.info("there will be no CORE: %s", error)
+        problems.append(f"no CORE: {error}")
     found: dict[str, Any] = {}
     try:
         validation = validate(trained, world)

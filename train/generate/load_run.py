@@ -286,7 +286,8 @@ def checkpoint_of(c: Config, paths: RunPaths) -> tuple[Path, dict[str, Any]]:
     if not there:
         raise CheckpointError(
             f"{paths.checkpoints}: run {c.run_name} has no checkpoint yet. Wait for its first one "
-            f"(SAVE_MINUTES), or run make stop RUN_NAME={c.run_name}, which saves one."
+            f"(SAVE_MINUTES), or run make stop RUN_NAME={c.run_name}, which saves one. "
+            "This stops training; make train resumes it."
         )
     if c.step is None:
         found = find_latest(paths.checkpoints)

@@ -6,7 +6,7 @@ Standard output has the text alone, several one behind the other under a line ea
 error. Sample n of SEED=s is the first of SEED=s+n-1. `make chat` is the same with `chat` as argument: the prompt is a
 message and the text the reply; at a terminal without PROMPT, messages are asked for until Ctrl-D.
 
-A prompt longer than SEQ_LEN is refused. A text that outgrows it goes on, with the latest half in sight (generate.py).
+A prompt longer than SEQ_LEN is refused. A text that outgrows it continues, with its latest half as context (generate.py).
 
 Exit codes: 0 done, 64 a setting is bad, 78 data or environment are bad, 130 Ctrl-C.
 """
@@ -126,35 +126,35 @@ def first_words(opened: Trained) -> str:
     """What a text begins with where nothing was asked: as the sample at the end of the run does."""
     if not opened.facts:
         return ""
-    return prepare.source_of(opened.config, next(iter(opened.config.mixture))).prompt
+    prompt = prepare.source_of(opened.config, next(iter(opened.config.mixture))).prompt
+    log.info('PROMPT is not set, so the text starts with "%s"', prompt)
+    return prompt
 
 
 def continued(opened: Trained, prompt: str) -> None:
     """Write SAMPLES texts that begin with the prompt. One is written as it comes."""
     c, v = opened.config, opened.vocabulary
     ids = [v.end_of_text, *v.encode(prompt)]
-    if len(ids) > c.seq_len:
-        raise SettingsError(
-            [
-                f"PROMPT: the text has {len(ids)} tokens, and the model sees SEQ_LEN={c.seq_len} at once; "
-                "shorten it"
-            ]
-        )
-    warn(c, ids)
+    check_length(c, ids)
     if c.samples == 1:
         put(prompt)
         write(opened, ids)
         put("\n")
         return
-    for number, text in enumerate(written(opened, ids)):
-        put(f"==== {number + 1} of {c.samples}, SEED={c.seed + number}\n{prompt}{text}\n")
+    written(opened, ids, prompt=prompt)
 
 
-def warn(c: Config, ids: list[int]) -> None:
-    """Say where a text that goes on from these ids may outgrow what the model sees."""
+def check_length(c: Config, ids: list[int]) -> None:
+    """Refuse more tokens than the context holds. Say if what continues them may outgrow it."""
+    if len(ids) > c.seq_len:
+        raise SettingsError(
+            [
+                f"PROMPT: {len(ids)} tokens, and the context is SEQ_LEN={c.seq_len}. Shorten the text."
+            ]
+        )
     if len(ids) + c.sample_tokens > c.seq_len + 1:
         log.info(
-            "text longer than SEQ_LEN=%d tokens: the model then sees its latest half only",
+            "Context: SEQ_LEN=%d tokens. Older text is dropped.",
             c.seq_len,
         )
 
@@ -163,20 +163,10 @@ def reply(opened: Trained, messages: Sequence[Message]) -> str:
     """Write the assistant's next message, and return it."""
     c, v = opened.config, opened.vocabulary
     ids = chat_format.render(v, messages)
-    if len(ids) > c.seq_len:
-        raise SettingsError(
-            [
-                f"PROMPT: the conversation has {len(ids)} tokens, and the model sees SEQ_LEN={c.seq_len}; "
-                "shorten it"
-            ]
-        )
-    warn(c, ids)
+    check_length(c, ids)
     stop = chat_format.end_of_message(v)
     if c.samples > 1:
-        texts = written(opened, ids, [stop])
-        for number, text in enumerate(texts):
-            put(f"==== {number + 1} of {c.samples}, SEED={c.seed + number}\n{text}\n")
-        return texts[0]
+        return written(opened, ids, [stop])[0]
     text = write(opened, ids, [stop])
     put("\n")
     return text
@@ -231,16 +221,19 @@ def write(opened: Trained, ids: list[int], stops: Sequence[int] = ()) -> str:
     return text
 
 
-def written(opened: Trained, ids: list[int], stops: Sequence[int] = ()) -> list[str]:
-    """SAMPLES texts, without what they continue."""
-    began, rows = (
-        time.perf_counter(),
-        list(zip(*tokens(opened, ids, opened.config.samples, stops), strict=True)),
-    )
+def written(
+    opened: Trained, ids: list[int], stops: Sequence[int] = (), prompt: str = ""
+) -> list[str]:
+    """Write SAMPLES texts, each after the prompt and under a line, and return them without the prompt."""
+    c = opened.config
+    began = time.perf_counter()
+    rows = list(zip(*tokens(opened, ids, c.samples, stops), strict=True))
     texts = []
-    for row in rows:
+    for number, row in enumerate(rows):
         shown = Shown(opened.vocabulary, ids)
-        texts.append("".join(shown.add(token) for token in row if token is not None) + shown.rest())
+        text = "".join(shown.add(token) for token in row if token is not None) + shown.rest()
+        put(f"==== {number + 1} of {c.samples}, SEED={c.seed + number}\n{prompt}{text}\n")
+        texts.append(text)
     say_pace(sum(token is not None for row in rows for token in row), began)
     return texts
 

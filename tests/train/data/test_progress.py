@@ -39,21 +39,21 @@ def test_where_there_is_no_terminal_a_line_comes_now_and_then(
             shown.at(100_000 * tenth, Cursor(0, tenth))
     # 100,000 of 40,000,000 tokens were there when it first looked, after 0.1 s
     assert caplog.messages == [
-        "source web: 10.0 of 40.0 M tokens, 1.00 M tokens/s, 0:30 left",
-        "source web: 20.0 of 40.0 M tokens, 1.00 M tokens/s, 0:20 left",
-        "source web: 30.0 of 40.0 M tokens, 1.00 M tokens/s, 0:10 left",
+        "source web: 10.0 of 40.0M tokens, 1.00M tokens/s, 0:30 left",
+        "source web: 20.0 of 40.0M tokens, 1.00M tokens/s, 0:20 left",
+        "source web: 30.0 of 40.0M tokens, 1.00M tokens/s, 0:10 left",
     ]
 
 
 def test_what_was_made_before_counts_for_the_share_and_not_for_the_speed(
     clock: SimpleNamespace, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """30 of 40 M tokens were there; 5 M in 10 s leave another 10 s for the other 5."""
+    """30 of 40M tokens were there; 5 M in 10 s leave another 10 s for the other 5."""
     shown = Progress("web", 40e6, [10**9], 30_000_000)
     shown.at(30_000_000, Cursor(0, 5))
     clock.s += 10
     shown.at(35_000_000, Cursor(0, 9))
-    assert caplog.messages == ["source web: 35.0 of 40.0 M tokens, 0.50 M tokens/s, 0:10 left"]
+    assert caplog.messages == ["source web: 35.0 of 40.0M tokens, 0.50M tokens/s, 0:10 left"]
 
 
 def test_within_a_plain_file_the_text_that_was_read_tells(
@@ -64,7 +64,7 @@ def test_within_a_plain_file_the_text_that_was_read_tells(
     shown.at(0, Cursor(0, 0))
     clock.s += 10
     shown.at(1_000_000, Cursor(0, 1), 250)
-    assert caplog.messages == ["source papers: 1.0 M tokens, 0.10 M tokens/s, 0:30 left"]
+    assert caplog.messages == ["source papers: 1.0M tokens, 0.10M tokens/s, 0:30 left"]
 
 
 def test_how_much_text_a_packed_file_gives_is_learned_from_the_one_before(
@@ -76,7 +76,7 @@ def test_how_much_text_a_packed_file_gives_is_learned_from_the_one_before(
     shown.at(0, Cursor(0, 1), 250)
     clock.s += 30
     shown.at(3_000_000, Cursor(1, 0), 200)
-    assert caplog.messages == ["source papers: 3.0 M tokens, 0.10 M tokens/s, 0:10 left"]
+    assert caplog.messages == ["source papers: 3.0M tokens, 0.10M tokens/s, 0:10 left"]
 
 
 def test_without_a_limit_the_files_that_were_read_tell(
@@ -87,7 +87,7 @@ def test_without_a_limit_the_files_that_were_read_tell(
     shown.at(2_000_000, Cursor(1, 0))
     clock.s += 20
     shown.at(8_000_000, Cursor(2, 0))
-    assert caplog.messages == ["source papers: 8.0 M tokens, 0.30 M tokens/s, 0:40 left"]
+    assert caplog.messages == ["source papers: 8.0M tokens, 0.30M tokens/s, 0:40 left"]
 
 
 def test_a_source_that_ends_before_its_limit_is_measured_by_its_files(
@@ -98,7 +98,7 @@ def test_a_source_that_ends_before_its_limit_is_measured_by_its_files(
     clock.s += 30
     shown.at(1_000_000, Cursor(1, 0))
     (said,) = caplog.messages
-    assert said == "source usmle: 1.0 of 1,000.0 M tokens, 0.03 M tokens/s, 0:30 left"
+    assert said == "source usmle: 1.0 of 1,000.0M tokens, 0.03M tokens/s, 0:30 left"
 
 
 def test_as_long_as_nothing_is_known_no_time_is_said(
@@ -108,7 +108,7 @@ def test_as_long_as_nothing_is_known_no_time_is_said(
     shown.at(0, Cursor(0, 0))
     clock.s += 10
     shown.at(1_000_000, Cursor(0, 500))
-    assert caplog.messages == ["source papers: 1.0 M tokens, 0.10 M tokens/s"]
+    assert caplog.messages == ["source papers: 1.0M tokens, 0.10M tokens/s"]
 
 
 ON_A_TERMINAL = """
@@ -142,8 +142,6 @@ def test_on_a_terminal_there_is_a_bar_that_goes_away() -> None:
     os.close(ours)
     assert running.wait(120) == 0, seen
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode())
-    assert re.search(r"web .*\d+% 0\.\d of 1\.0 M tokens, 0\.\d\d M tokens/s, 0:0\d left", text), (
-        text
-    )
+    assert re.search(r"web .*\d+% 0\.\d of 1\.0M tokens, 0\.\d\dM tokens/s, 0:0\d left", text), text
     assert re.search(r"(^|\n|\r)something else is said", text), text  # on a line of its own
     assert "source web:" not in text and text.rstrip().endswith("the end")

@@ -137,14 +137,9 @@ def test_without_a_prompt_it_begins_as_the_sample_at_the_end_of_the_run(
 
 def test_a_text_may_outgrow_seq_len_and_a_prompt_may_not(sample: Shell) -> None:
     out, err = sample(PROMPT="abcd", SAMPLE_TOKENS=70)
-    assert (
-        "longer than SEQ_LEN=32 tokens: the model then sees its latest half" in err
-        and len(out) > 40
-    )
+    assert "Context: SEQ_LEN=32 tokens. Older text is dropped." in err and len(out) > 40
     _, err = sample(PROMPT="abcd " * 40, code=64)
-    assert re.search(
-        r"PROMPT: the text has \d+ tokens, and the model sees SEQ_LEN=32 at once; shorten it", err
-    )
+    assert re.search(r"PROMPT: \d+ tokens, and the context is SEQ_LEN=32\. Shorten the text\.", err)
 
 
 def test_what_is_wrong_has_its_exit_code_and_nothing_is_written(sample: Shell, run: Run) -> None:  # noqa: F811
@@ -254,7 +249,9 @@ def test_at_a_terminal_one_message_after_the_other_is_answered(sample: Shell) ->
     )
     assert out.startswith(first) and len(out.splitlines()) >= 3
     assert err.count("> ") == 6  # an empty one, and the end
-    assert "outgrown SEQ_LEN=32: its first" in err and "PROMPT: the conversation has" in err
+    assert (
+        "outgrown SEQ_LEN=32: its first" in err and "tokens, and the context is SEQ_LEN=32" in err
+    )
 
 
 def test_a_conversation_leaves_room_for_an_answer(
@@ -264,10 +261,10 @@ def test_a_conversation_leaves_room_for_an_answer(
     monkeypatch.setattr(sampling, "write", lambda opened, ids, stops: asked.append(len(ids)) or "a")
     _, err = sample(b"abcd\n" * 12, terminal=True, chat=True, SAMPLE_TOKENS=10)
     assert len(asked) == 12 and 32 - 10 - 8 < max(asked) <= 32 - 10 and "forgotten" in err
-    assert "may outgrow" not in err
+    assert "Older text" not in err
     asked.clear()
     _, err = sample(b"abcd\n" * 3, terminal=True, chat=True, SAMPLE_TOKENS=70)
-    assert max(asked) <= 16 and err.count("longer than SEQ_LEN=32 tokens") == 3
+    assert max(asked) <= 16 and err.count("Older text is dropped") == 3
 
 
 def test_a_tokenizer_without_the_tokens_is_refused_before_anything_is_asked(

@@ -11,10 +11,10 @@ MEANS_NOTHING = 0.1  # share of a task's rows
 
 
 def amount(tokens: int, of: int) -> str:
-    """'50.0 M of 650.0 M tokens'."""
+    """'50.0M of 650.0M tokens'."""
     if of < 10_000_000:
         return f"{tokens:,} of {of:,} tokens"
-    return f"{tokens / 1e6:,.1f} M of {of / 1e6:,.1f} M tokens"
+    return f"{tokens / 1e6:,.1f}M of {of / 1e6:,.1f}M tokens"
 
 
 def plain(text: str) -> str:

@@ -190,7 +190,7 @@ class Feed:
 
     def progress(self) -> str:
         """How far the producer has come, to be said behind something else."""
-        made = [f"{name} {tokens / 1e6:.1f} M tokens" for name, tokens in sorted(self.made.items())]
+        made = [f"{name} {tokens / 1e6:.1f}M tokens" for name, tokens in sorted(self.made.items())]
         return f"; made so far: {', '.join(made)}" if made else ""
 
     def make_room(

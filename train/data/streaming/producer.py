@@ -198,7 +198,7 @@ class Producer:
                 seal = next(stream.making, None)
                 if seal and seal.train:
                     log.info(
-                        "%s: sealed %s, %.1f M tokens so far",
+                        "%s: sealed %s, %.1fM tokens so far",
                         stream.name,
                         seal.train.file,
                         stream.maker.tokens() / 1e6,

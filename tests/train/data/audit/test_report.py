@@ -431,7 +431,7 @@ def test_without_tasks_it_says_how_to_give_some(
 @pytest.mark.parametrize(
     ("sentence", "of", "said"),
     [
-        (50_000_000, 650_000_000, "50.0 M of 650.0 M tokens"),
+        (50_000_000, 650_000_000, "50.0M of 650.0M tokens"),
         (1_234, 56_789, "1,234 of 56,789 tokens"),
     ],
 )
