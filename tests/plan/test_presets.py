@@ -28,6 +28,25 @@ def read_preset(name):
     return (ROOT / "presets" / f"{name}.env").read_text()
 
 
+def test_tiny_is_the_recipe_whose_figures_readme_and_decision_give():
+    c = Config.of_preset(DEVICE="cpu")
+    recipe = (c.optimizer, c.qk_norm, c.learning_rate, c.min_learning_rate, c.seed)
+    assert recipe == ("muon", True, 1e-2, 0, 1337)
+    assert (c.train_tokens, c.batch_tokens, c.save_minutes) == (4_000_000, 4096, 1)
+    assert "\nDTYPE=auto\n" in read_preset("tiny") and c.compile == "auto"
+    decision = " ".join((ROOT / "docs/decisions/0031-first-run.md").read_text().split())
+    assert (
+        "The preset takes 4M tokens in batches of 4,096, with Muon, QK norm and a learning rate of "
+        "1e-2 that ends at 0." in decision
+    )
+    readme = (ROOT / "README.md").read_text()
+    assert "a first model of Python code, 4M tokens" in readme
+    assert "a model of 3.3 million parameters" in readme
+    measured = re.search(r"seeds 1337, 2 and 3 reached ([\d.]+)", decision)
+    said = re.search(r"needs ([\d.]+) bits per byte \(seed 1337\)", readme)
+    assert measured and said and f"{float(measured[1]):.2f}" == said[1]
+
+
 @pytest.fixture
 def load(tmp_path):
     (tmp_path / "empty.env").touch()
