@@ -38,7 +38,6 @@ CU130 = ((7, 5), (12, 1))
 BF16_FROM = (8, 0)  # Ampere; before it torch only emulates bfloat16
 FA3_ONLY = 9  # Hopper
 MINE_MIB = 1024  # in use on a card that no program of note is on: a desktop, or a driver's own
-UNKNOWN = "[N/A]"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -406,15 +405,16 @@ def attention(c: Config, seen: Seen) -> Finding | None:
     """Whether the kernel that ATTENTION asks for by name can be there; None where it asks for none of these."""
     if c.attention not in ("fa3", "flash-attn"):
         return None
-    fix = "set ATTENTION=auto or sdpa"
+    if problem := find_attention_problem(c, seen):
+        fix = "set ATTENTION=auto or sdpa"
+        return Finding("attention", FAIL, f"ATTENTION={c.attention}: {problem}", fix, 64)
+    return Finding("attention", PASS, f"ATTENTION={c.attention} is installed")
+
+
+def find_attention_problem(c: Config, seen: Seen) -> str:
+    """Say why a FlashAttention kernel cannot run here, or return nothing."""
     if not seen.visible:
-        return Finding(
-            "attention",
-            FAIL,
-            f"ATTENTION={c.attention} runs on NVIDIA GPUs only, and there is none here",
-            fix,
-            64,
-        )
+        return "it runs on NVIDIA GPUs only, and there is none here"
     wants, module = {
         "fa3": ("Hopper", "flash_attn_interface"),
         "flash-attn": ("Ampere or later", "flash_attn"),
@@ -423,22 +423,10 @@ def attention(c: Config, seen: Seen) -> Finding | None:
         if gpu.capability and (
             gpu.capability[0] != FA3_ONLY if c.attention == "fa3" else gpu.capability < BF16_FROM
         ):
-            return Finding(
-                "attention",
-                FAIL,
-                f"ATTENTION={c.attention}: {gpu.name} is no {wants} card",
-                fix,
-                64,
-            )
+            return f"{gpu.name} is no {wants} card"
     if importlib.util.find_spec(module) is None:
-        return Finding(
-            "attention",
-            FAIL,
-            f"ATTENTION={c.attention}: the package with the module {module} is not installed",
-            fix,
-            64,
-        )
-    return Finding("attention", PASS, f"ATTENTION={c.attention} is installed")
+        return f"the package with the module {module} is not installed"
+    return ""
 
 
 def nvml(seen: Seen) -> Finding | None:

@@ -66,22 +66,15 @@ def memory(c: Config, m: Memory, processes: int, on_gpus: bool) -> Finding:
     said = f"{m.free / GIB:.1f} GiB free{where}, {need / GIB:.1f} GiB needed (computed)"
     if need <= m.free:
         return Finding("host-memory", PASS, said)
-    what = (
-        "a save copies weights and moments there"
-        if on_gpus
-        else "a step, and the copy that a save makes"
-    )
+    fix = "use fewer processes (NPROC), a smaller model or more memory"
+    if on_gpus:
+        said += ": a save copies weights and optimizer state there"
+    else:
+        said += ": a step, and the copy that a save makes"
+        fix = f"lower MICRO_BATCH_SIZE, {fix}"
     if need <= m.most:
-        return Finding(
-            "host-memory", WARN, f"{said}: {what}", "end what takes the rest, or wait for it to end"
-        )
-    return Finding(
-        "host-memory",
-        FAIL,
-        f"{said}: {what}",
-        ("" if on_gpus else "lower MICRO_BATCH_SIZE, ") + "take "
-        "fewer processes (NPROC) or a smaller model, or give the machine or container more memory",
-    )
+        return Finding("host-memory", WARN, said, "end other programs, or wait for them to end")
+    return Finding("host-memory", FAIL, said, fix)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -110,11 +103,10 @@ def shm(found: tuple[float, float] | None, processes: int, on_gpus: bool) -> Fin
         "start the container with --shm-size=1g or more (in a pod: a larger POD_MEMORY_GB); what killed programs left there may be "
         "deleted: /dev/shm/nccl-*"
     )
-    if free <= SHM_OF_CONTAINERS:
-        return Finding("shm", FAIL, f"{said}: too little for NCCL between {processes} GPUs", fix)
-    if free < SHM_OF_NCCL:
-        return Finding("shm", WARN, f"{said}: NCCL asks for 1 GiB in containers", fix)
-    return Finding("shm", PASS, said)
+    if free >= SHM_OF_NCCL:
+        return Finding("shm", PASS, said)
+    level = FAIL if free <= SHM_OF_CONTAINERS else WARN
+    return Finding("shm", level, f"{said}: NCCL needs 1 GiB between {processes} GPUs", fix)
 
 
 def size_of(size: float) -> str:
@@ -145,14 +137,13 @@ def open_files(limits: tuple[int, int], need: int) -> Finding:
     )
     if soft >= need:
         return Finding("open-files", PASS, said)
-    fix = (
-        f"ulimit -n {min(hard, max(4096, need))}"
-        if hard >= need
-        else (
-            f"have an administrator raise nofile to {max(4096, need)} (/etc/security/limits.conf; docker run --ulimit "
-            f"nofile={max(4096, need)})"
+    wanted = max(4096, need)
+    fix = f"ulimit -n {min(hard, wanted)}"
+    if hard < need:
+        fix = (
+            f"have an administrator raise nofile to {wanted} (/etc/security/limits.conf; docker run "
+            f"--ulimit nofile={wanted})"
         )
-    )
     return Finding(
         "open-files", WARN, f"{said}, and the run may need {need:,}: shards, connections, GPUs", fix
     )
@@ -213,16 +204,9 @@ def ports(c: Config, m: Meeting) -> Finding:
             64,
         )
     where = f"MASTER_ADDR={c.master_addr} is {', '.join(m.addresses)}"
-    if c.rank_in_site:
-        return Finding(
-            "ports", PASS, f"{where}; whether a firewall lets this node through shows when it calls"
-        )
-    return Finding(
-        "ports",
-        PASS,
-        f"port {c.master_port} is free here, and {where}; whether a firewall lets the "
-        "others through shows when they call",
-    )
+    if not c.rank_in_site:
+        where = f"port {c.master_port} is free here, and {where}"
+    return Finding("ports", PASS, f"{where}; a firewall in between shows only when nodes connect")
 
 
 # ---------------------------------------------------------------------------------------------------

@@ -1,8 +1,7 @@
 """The names that ALLOW_FAIL accepts: those of the checks of make plan, make doctor and a launch."""
 
-import difflib
-
 from settings import SettingsError
+from settings.names import find_nearest
 
 # The checks are made in plan/, doctor/ and k8s/; a test holds this list equal to them.
 CHECK_NAMES = (
@@ -64,8 +63,8 @@ def find_unknown_check(allow_fail: str) -> str | None:
     """Return what is wrong with ALLOW_FAIL, with the nearest name, or None."""
     for name in allow_fail.split(","):
         if name and name not in CHECK_NAMES:
-            matches = difflib.get_close_matches(name, CHECK_NAMES, n=1)
-            suggestion = f"did you mean {matches[0]}? " if matches else ""
+            meant = find_nearest(name, CHECK_NAMES)
+            suggestion = f"did you mean {meant}? " if meant else ""
             return (
                 f"ALLOW_FAIL={allow_fail}: there is no check {name}; {suggestion}"
                 f"there are: {', '.join(CHECK_NAMES)}"

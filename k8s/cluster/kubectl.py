@@ -231,8 +231,3 @@ def reach() -> Context:
     ):  # who may not see its version still reached it
         raise refusal(done, ("get", "--raw"))
     return here
-
-
-def namespace_of(namespace: str) -> str:
-    """NAMESPACE, or where that is not set the context's."""
-    return namespace or context().namespace

@@ -14,7 +14,6 @@ from monitor.snapshot import (
     HANG_S,
     ago,
     all_gpus,
-    at,
     begun,
     brief,
     count,
@@ -261,15 +260,13 @@ def killed(seen: Seen, c: Config) -> list[Fault]:
         return []
     if not name:
         return status_lost(seen, c)
-    beat = first.status.get("heartbeat")
-    when = f", {ago(at(seen) - beat)} ago" if isinstance(beat, int | float) else ""
     step = f" at step {seen.progress.step:,}" if seen.progress and seen.progress.step else ""
     full = memory_is_full(first)
     why = f". {full} GiB of memory were in use" if full else ""
     return [
         Fault(
             "killed",
-            f"the process was killed while {name}{step}{when}{why}",
+            f"the process was killed while {name}{step}{why}",
             f"{resume(seen, c)}. If memory ran out, dmesg | tail shows it",
             failing=True,
         )

@@ -313,7 +313,7 @@ def test_a_kernel_that_cannot_be_is_refused(
     assert gpus.attention(config(), seen()) is None
     fa3 = config(attention="fa3", dtype="bfloat16")
     assert told(gpus.attention(fa3, seen())) == (
-        "FAIL ATTENTION=fa3 runs on NVIDIA GPUs only, and there is none here; "
+        "FAIL ATTENTION=fa3: it runs on NVIDIA GPUs only, and there is none here; "
         "set ATTENTION=auto or sdpa"
     )
     assert "NVIDIA A100-SXM4-80GB is no Hopper card" in told(gpus.attention(fa3, seen(A100)))

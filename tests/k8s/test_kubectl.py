@@ -64,9 +64,8 @@ def test_a_call_that_takes_too_long_is_given_up(
 
 def test_the_context_is_the_users(kubeconfig: Path, free_port: int) -> None:
     assert k.context() == k.Context("lab", "ours", f"http://127.0.0.1:{free_port}")
-    assert k.namespace_of("") == "ours" and k.namespace_of("mine") == "mine"
     kubeconfig.write_text(CONTEXT.format(current="lab", namespace="", port=free_port))
-    assert k.namespace_of("") == "default"
+    assert k.context().namespace == "default"
 
 
 def test_a_context_is_kept_to(kubeconfig: Path, free_port: int) -> None:

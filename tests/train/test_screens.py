@@ -33,7 +33,8 @@ def expected(name: str) -> str:
 @pytest.mark.parametrize("columns", [60, 80, 120])
 def test_make_train_is_read_as_it_was_written(tmp_path: Path, columns: int) -> None:
     data = make_data(tmp_path / "data", tokens=2_000_000)
-    env = environment(tmp_path, data, PRESET="tiny", RUN_NAME="tiny", SAVE_EVERY=100_000)
+    recipe = {"PRESET": "tiny", "MIN_LEARNING_RATE": 0, "SAVE_EVERY": 100_000}
+    env = environment(tmp_path, data, RUN_NAME="tiny", **recipe)
     settings = [f"{name}={value}" for name, value in env.items() if name in SETTINGS]
     others = {name: value for name, value in env.items() if name not in SETTINGS}
     train = ["make", "train", *settings]

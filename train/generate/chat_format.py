@@ -79,7 +79,6 @@ class Format:
 OWN = Format("own", END_OF_TEXT, "<|{}|>", "", "<|end|>", "")
 CHATML = Format("chatml", "", "<|im_start|>", "{}\n", "<|im_end|>", "\n")
 FORMATS = (OWN, CHATML)
-TEMPLATE = OWN.template  # of tokenizers trained here; of others that of their format
 
 
 def format_of(vocabulary: Vocabulary) -> Format:

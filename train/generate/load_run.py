@@ -308,18 +308,12 @@ def of_folder(c: Config, given: Collection[str]) -> Found:
     if not place.is_dir():
         hf_import.check(c.init_from, c)  # says so
     config = hf_import.read_json(place / "config.json")
-    values, complaints = hf_import.settings_in(config)
-    problems = [f"INIT_FROM={c.init_from}: {complaint}" for complaint in complaints]
+    values, _ = hf_import.settings_in(config)  # hf_import.check reports what it complains of
+    problems = []
     if c.step is not None:
         problems.append(
             f"STEP={c.step}: the weights of INIT_FROM={c.init_from} have no steps; leave it out"
         )
-    for name, (said, value) in values.items():
-        if name in given and getattr(c, name.lower()) != value:
-            problems.append(
-                f"{name}={format_value(getattr(c, name.lower()))}: INIT_FROM={c.init_from} has {said}; "
-                f"leave {name} out"
-            )
     length = config.get("max_position_embeddings")
     length = length if isinstance(length, int) and length > 1 else None
     if "SEQ_LEN" in given and length and c.seq_len > length:
@@ -327,18 +321,22 @@ def of_folder(c: Config, given: Collection[str]) -> Found:
             f"SEQ_LEN={c.seq_len}: INIT_FROM={c.init_from} has max_position_embeddings={length}; set "
             f"SEQ_LEN={length} or less"
         )
-    theirs = {name.lower(): value for name, (_, value) in values.items()} | {"doc_mask": False}
+    theirs = {name.lower(): value for name, (_, value) in values.items() if name not in given}
+    theirs["doc_mask"] = False
     if "TOKENIZER" not in given:
         theirs["tokenizer"] = f"{c.init_from.rstrip('/')}/tokenizer.json"
     if "SEQ_LEN" not in given:
         theirs["seq_len"] = min(length or LONGEST, LONGEST)
+    made = dataclasses.replace(c, **theirs)
+    try:
+        hf_import.check(c.init_from, made)
+    except SettingsError as error:
+        problems += error.problems
     if problems:
         raise SettingsError(problems)
-    made = dataclasses.replace(c, **theirs)
     conflict = check_heads(made) or check_kv_heads(made) or check_tokenizer(made)
     if problem := explain(made, conflict):
         raise SettingsError([problem])
-    hf_import.check(c.init_from, made)
     return Found(made, place, {}, {}, hf_import.norm_eps_of(config))
 
 
@@ -357,22 +355,20 @@ def vocabulary_of(found: Found) -> Vocabulary:
             if wanted in (None, vocabulary.sha256):
                 prepare.check_tokenizer(c, vocabulary)
                 return vocabulary
+    vocabulary = None
     try:
         vocabulary = prepare.vocabulary(c)
+        problem = (
+            f"TOKENIZER={c.tokenizer}: {show_path(found.folder)} was trained with another "
+            f"tokenizer, of sha256 {str(wanted)[:12]}, and not {vocabulary.sha256[:12]}. Restore that "
+            "one, or give its path as TOKENIZER."
+        )
     except (TokenizerError, CorpusError) as error:
-        if wanted is None or (other := kept_tokenizer(c, wanted)) is None:
-            raise TokenizerError(
-                f"the tokenizer of {show_path(found.folder)} is not to be had: {error}"
-            ) from None
-        vocabulary = other
-    if wanted and vocabulary.sha256 != wanted:
-        if (other := kept_tokenizer(c, wanted)) is None:
-            raise TokenizerError(
-                f"TOKENIZER={c.tokenizer}: {show_path(found.folder)} was trained with another "
-                f"tokenizer, of sha256 {wanted[:12]}, and not {vocabulary.sha256[:12]}; bring that "
-                "one back, or give its path as TOKENIZER"
-            )
-        vocabulary = other
+        problem = f"the tokenizer of {show_path(found.folder)} is missing: {error}"
+    if wanted and (vocabulary is None or vocabulary.sha256 != wanted):
+        vocabulary = kept_tokenizer(c, wanted)
+    if vocabulary is None:
+        raise TokenizerError(problem)
     prepare.check_tokenizer(c, vocabulary)
     return vocabulary
 

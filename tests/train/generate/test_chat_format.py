@@ -117,7 +117,7 @@ def test_another_role_is_refused_by_both(own: Vocabulary) -> None:
         raise ValueError(text)
 
     template = jinja2.Environment().from_string(
-        chat_format.TEMPLATE, globals={"raise_exception": fail}
+        chat_format.OWN.template, globals={"raise_exception": fail}
     )
     with pytest.raises(ValueError, match="a message has the role tool"):
         template.render(messages=[{"role": "tool", "content": "a"}])

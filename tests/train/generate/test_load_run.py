@@ -275,7 +275,7 @@ def test_the_tokenizer_is_known_by_its_hash(run: Run, tmp_path: Path) -> None:
     facts["settings"]["TOKENIZER"] = str(tmp_path / "gone.json")
     (run.folder / "config.json").write_text(json.dumps(facts))
     with pytest.raises(
-        TokenizerError, match=r"step_0000003 is not to be had: .*gone.json: cannot be read"
+        TokenizerError, match=r"step_0000003 is missing: .*gone.json: cannot be read"
     ):
         run.open()
     assert equal(run.open({*RUN, "TOKENIZER"}, tokenizer=str(moved)), run.weights[3])
@@ -293,7 +293,7 @@ def test_a_run_that_was_copied_elsewhere_has_its_own_tokenizer(run: Run, tmp_pat
     (run.folder / "tokenizer.json").write_bytes(content)
     assert run.open().vocabulary.content == content
     (run.folder / "tokenizer.json").write_bytes(content + b"\n")  # another one
-    with pytest.raises(TokenizerError, match="is not to be had"):
+    with pytest.raises(TokenizerError, match="is missing"):
         run.open()
 
 
@@ -304,9 +304,7 @@ def test_one_of_the_data_folder_is_found_without_shards_and_pins(run: Run, tmp_p
     kept = tmp_path / "data" / "tokenizers" / "some-name" / "tokenizer.json"
     kept.parent.mkdir(parents=True)
     c = dataclasses.replace(run.config, data_dir=str(tmp_path / "data"), device="cpu")
-    with pytest.raises(
-        TokenizerError, match=r"is not to be had: .*prepare the data with: make data"
-    ):
+    with pytest.raises(TokenizerError, match=r"is missing: .*prepare the data with: make data"):
         open_trained(c, ALONE, given=RUN)
     kept.write_text(Path(run.config.tokenizer).read_text())
     assert open_trained(c, ALONE, given=RUN).vocabulary.size == 512
@@ -367,17 +365,15 @@ def test_what_is_wrong_with_a_foreign_folder_is_said(
         of_folder(place, {"N_LAYER", "SEQ_LEN"}, n_layer=7, seq_len=2 * longest, step=4)
     assert [problem.split(":")[0] for problem in raised.value.problems] == [
         "STEP=4",
-        "N_LAYER=7",
         f"SEQ_LEN={2 * longest}",
+        "N_LAYER=7",
     ]
     with pytest.raises(SettingsError, match="TOKENIZER=train: INIT_FROM has its own"):
         of_folder(place, {"TOKENIZER"}, tokenizer="train")
     with pytest.raises(SettingsError, match="no such folder"):
         of_folder(tmp_path / "nowhere")
     (place / "tokenizer.json").unlink()
-    with pytest.raises(
-        TokenizerError, match=r"qwen is not to be had: .*tokenizer.json: cannot be read"
-    ):
+    with pytest.raises(TokenizerError, match=r"qwen is missing: .*tokenizer.json: cannot be read"):
         of_folder(place)
     change(place, model_type="gpt2")
     with pytest.raises(SettingsError, match="only llama and qwen3"):
