@@ -218,19 +218,20 @@ def make(seen: Seen, target: str, **settings: object) -> str:
     return " ".join(words)
 
 
-def restart(seen: Seen, target: str = "restart", **settings: object) -> str:
-    """'make restart RUN_NAME=big resumes from step 12,000', by what is known of its checkpoints. After the last step
-    there are no more to resume with."""
+def restart(seen: Seen, **settings: object) -> str:
+    """'make restart RUN_NAME=big resumes from step 12,000'"""
+    return resume_with(seen, make(seen, "restart", **settings))
+
+
+def resume_with(seen: Seen, command: str) -> str:
+    """Say where a command resumes, by what is known of the checkpoints. After the last step there are no more."""
     p = seen.progress
     saved = p.checkpoint_step if p else None
     if p and saved and p.last_step and saved >= p.last_step:
-        return f"{make(seen, target, **settings)} does what is left: the last evaluation and the sample"
-    onward = (
-        f"resumes from step {saved:,}"
-        if saved
-        else "resumes from its last checkpoint, if there is one"
-    )
-    return f"{make(seen, target, **settings)} {onward}"
+        return f"{command} does what is left: the last evaluation and the sample"
+    if saved:
+        return f"{command} resumes from step {saved:,}"
+    return f"{command} resumes from its last checkpoint, if there is one"
 
 
 def errors(seen: Seen, **settings: object) -> str:

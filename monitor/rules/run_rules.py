@@ -29,6 +29,7 @@ from monitor.snapshot import (
     no_step_s,
     pod_of,
     restart,
+    resume_with,
     said,
     stands_still,
     step_s,
@@ -277,7 +278,7 @@ def resume(seen: Seen, c: Config) -> str:
     """The command that continues a run of which no process is left."""
     if seen.cluster:
         return restart(seen)
-    return restart(seen, "finetune" if c.model else "train")
+    return resume_with(seen, make(seen, "finetune" if c.model else "train"))
 
 
 def status_lost(seen: Seen, c: Config) -> list[Fault]:

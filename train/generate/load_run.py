@@ -351,11 +351,11 @@ def vocabulary_of(found: Found) -> Vocabulary:
     c, wanted = found.config, found.manifest.get("data", {}).get("tokenizer_sha256")
     if found.tokenizer:
         with contextlib.suppress(TokenizerError):
-            vocabulary = load(found.tokenizer)
-            if wanted in (None, vocabulary.sha256):
-                prepare.check_tokenizer(c, vocabulary)
-                return vocabulary
-    vocabulary = None
+            own = load(found.tokenizer)
+            if wanted in (None, own.sha256):
+                prepare.check_tokenizer(c, own)
+                return own
+    vocabulary: Vocabulary | None = None
     try:
         vocabulary = prepare.vocabulary(c)
         problem = (
