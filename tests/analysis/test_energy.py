@@ -263,7 +263,8 @@ def test_where_more_gpus_were_sampled_than_the_run_had_steps_have_no_joules(tmp_
 def test_after_make_stop_gpus_are_given_back_and_after_a_crash_they_are_paid_for(
     tmp_path: Path, reason: str | None, billed_s: float
 ) -> None:
-    """Two days between two attempts; 30 s of the first, 25 s of the second."""
+    """Two days between two attempts; 30 s of the first, 25 s of the second. After `done` they are no down time."""
+    down_s = 0.0 if reason == "done" else 172_800.0
     run = Clock().start(model=10.0).steps(1, 10)
     if reason:
         run.write("end", 10, 0.0, reason=reason)
@@ -271,7 +272,7 @@ def test_after_make_stop_gpus_are_given_back_and_after_a_crash_they_are_paid_for
     sampled(folder, last=45.0)  # the sampler goes on for a while: by then the GPU may be another's
     result = found(folder, Prices(kwh=1.0, gpu_hour=2.0))
     assert (result.causes["down"].seconds, result.causes["down"].gpu_s) == pytest.approx(
-        (172_800, billed_s)
+        (down_s, billed_s)
     )
     taken = joules((0, 30)) if not billed_s else joules((0, 44.99))
     assert result.total.joules == pytest.approx(taken, rel=1e-5)
@@ -280,12 +281,13 @@ def test_after_make_stop_gpus_are_given_back_and_after_a_crash_they_are_paid_for
     assert result.coverage == pytest.approx(covered / (55 + billed_s), rel=1e-4)
 
 
+@pytest.mark.parametrize("reason", ["stopped", "done"])
 def test_what_the_counter_tells_of_a_hole_over_a_time_at_rest_is_not_the_runs(
-    tmp_path: Path,
+    tmp_path: Path, reason: str
 ) -> None:
-    """Stopped from 30 to 50 s; the sampler is away from 28 to 52 s, and the next attempt is of the same boot."""
+    """At rest from 30 to 50 s; the sampler is away from 28 to 52 s, and the next attempt is of the same boot."""
     run = Clock().start(model=10.0).steps(1, 10)
-    run.write("end", 10, 0.0, reason="stopped")
+    run.write("end", 10, 0.0, reason=reason)
     run.wall, run.mono, run.attempt = run.wall + 20, run.mono + 20, 1
     folder = put(tmp_path, run.start(10, "resume", model=5.0).steps(11, 15))
     sampled(folder, hole=(28.0, 52.0))
