@@ -26,7 +26,7 @@ from train.data.data_paths import (
     worth_less,
 )
 from train.data.manifest import DataError, read_manifest
-from train.data.sources.given import list_files
+from train.data.sources.given import estimate_tokens, list_files
 from train.data.sources.source import CorpusError, Source
 
 TOKENS_PER_PARAMETER = 20  # of the 70B model that Hoffmann et al. trained
@@ -61,8 +61,6 @@ def epochs(c: Config) -> list[Epochs]:
 
 
 def of_source(c: Config, s: Source) -> Epochs:
-    if s.given and s.files:
-        list_files(s.files[0])  # it says what is wrong with them
     wanted, shards, there = wanted_tokens(c, s.name), sealed(c, s), declared_tokens(c, s)
     if shards and shards.whole:
         return Epochs(
@@ -74,9 +72,9 @@ def of_source(c: Config, s: Source) -> Epochs:
             True,
         )
     if there is None:
-        unknown = f"{c.data} was not contacted" if s.given else f"{declares(s)} has no `tokens`"
+        unknown = f"{c.data} was not contacted" if s.place else f"{declares(s)} has no `tokens`"
         return Epochs(s.name, wanted, None, f"size unknown: {unknown}", None)
-    origin = "about, by the size of its files" if s.given else f"about, by {declares(s)}"
+    origin = "about, by the size of its files" if s.place else f"about, by {declares(s)}"
     if token_limit(c, s) < min(
         wanted - c.batch_tokens, there
     ):  # no more are made; a run's last step is a whole one
@@ -89,12 +87,16 @@ def of_source(c: Config, s: Source) -> Epochs:
 
 def declares(s: Source) -> str:
     """What says how many tokens a source has."""
-    return "DATA" if s.given else f"sources/{s.name}.toml"
+    return "DATA" if s.place else f"sources/{s.name}.toml"
 
 
 def declared_tokens(c: Config, s: Source) -> float | None:
-    """Training tokens that a source has by its declaration."""
-    return None if s.tokens is None else s.tokens * (1 - s.validation_fraction)
+    """Training tokens that a source has by its declaration, or about by the size of the files of DATA."""
+    tokens = s.tokens
+    if s.place and s.files:
+        names, _ = list_files(s.place)  # raises CorpusError
+        tokens = estimate_tokens(names)
+    return None if tokens is None else tokens * (1 - s.validation_fraction)
 
 
 def sealed(c: Config, s: Source) -> Sealed | None:
@@ -127,7 +129,7 @@ def counted(c: Config, s: Source, folder: Path) -> Sealed | None:
 def findings(c: Config, found: list[Epochs]) -> list[Finding]:
     """What is to be said where text is repeated often, as make data and the start of a run say it.
 
-    A declared number is no ground to refuse a run: it is about right, and the shards will tell.
+    A declared number is no ground to refuse a run: it is about right, and the shards will tell. The size of files is.
     """
     said = []
     for e in found:
@@ -136,11 +138,11 @@ def findings(c: Config, found: list[Epochs]) -> list[Finding]:
         text = repeated(c, e.source, e.epochs, f"{round(e.there_tokens):,} ({e.origin})")
         source = source_of(c, e.source)
         if e.epochs > most_epochs(source):
-            said.append(
-                Finding("epochs", FAIL if e.counted else WARN, text, too_often(c, [e.source]))
-            )
+            is_known = e.counted or source.place  # a declared number is about right at best
+            remedy = too_often(c, {e.source: e.there_tokens})
+            said.append(Finding("epochs", FAIL if is_known else WARN, text, remedy))
         else:
-            fix = smaller_model(c, e) if source.given else ""
+            fix = smaller_model(c, e) if source.place else ""
             said.append(Finding("epochs", WARN, text + worth_less(source), fix))
     return said
 

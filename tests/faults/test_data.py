@@ -267,7 +267,7 @@ def test_a_row_that_is_no_text_is_left_out_counted_and_named(
     code, out = run_prepare(tmp_path, env)
     assert code == 0, out
     assert "source papers: 30 documents" in out and f"rows dropped: 1 {reason};" in out
-    assert f"  dropped: {tmp_path}/papers/0.jsonl, row 20: " in out
+    assert f"  dropped: {tmp_path}/papers/0.jsonl, row 21: " in out
     assert stored(Config.load(env)) == sorted(f"abcd {i}" for i in range(30))
 
 
@@ -288,8 +288,8 @@ def test_a_file_that_is_no_data_is_refused_by_name_and_nothing_is_made_of_the_ot
     code, out = run_prepare(tmp_path, env)
     assert code == 78, out
     (said,) = [line for line in out.splitlines() if words in line]
-    assert said.startswith(f"{tmp_path}/papers/1.jsonl of papers, at row ")
-    assert said.endswith("get it again, or leave it out of the source's files")
+    assert said.startswith(f"{tmp_path}/papers/1.jsonl of papers")
+    assert said.endswith("Get it again, or leave it out of the source's files.")
     assert not list((tmp_path / "data").rglob("*.bin"))
 
 

@@ -8,6 +8,7 @@ Reads declarations and pins only, no shard: make plan asks here, without numpy.
 
 import hashlib
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 from settings import ROOT
@@ -126,16 +127,21 @@ def repeated(c: Config, name: str, epochs: float, has: str) -> str:
 
 def worth_less(s: Source) -> str:
     """What follows where a source is repeated more than MANY_EPOCHS times and may be."""
-    if s.max_epochs is not None and not s.given:
+    if s.max_epochs is not None and not s.place:
         return ", as its max_epochs allows"
     return f"; beyond {MANY_EPOCHS} times it is worth less than new text"
 
 
-def too_often(c: Config, names: list[str]) -> str:
-    """What follows where sources are repeated more often than they may be."""
+def too_often(c: Config, there: Mapping[str, float]) -> str:
+    """What follows where sources, with that many tokens each, are repeated more often than they may be."""
     if c.pretrains_on_data:
-        return "Text that is repeated so often is memorized. Use more text, or set TRAIN_TOKENS to less."
-    files = " and ".join(show_path(declaration(name, source_folders(c))) for name in names)
+        ((name, tokens),) = there.items()
+        limit = most_epochs(source_of(c, name))
+        most = int(limit * tokens) // c.batch_tokens * c.batch_tokens
+        unit = 10 ** (len(str(most)) - 2)
+        fits = f", or set TRAIN_TOKENS={most // unit * unit} or less" if most > 100 else ""
+        return f"The limit is {limit:g} times: text that is repeated more is memorized. Use more text{fits}."
+    files = " and ".join(show_path(declaration(name, source_folders(c))) for name in there)
     return (
         f"Beyond {MAX_EPOCHS} times text teaches little and is memorized: give it less weight in DATA_MIX, "
         f'or allow it with max_epochs = "unlimited" in {files}'

@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from record.durable import make_printable
 from settings import SettingsError
 from settings.config import Config
 from train.console import for_terminals, start_logging
@@ -199,6 +200,7 @@ def refuse_repetition(c: Config, sources: dict[str, ShardSet], begun: bool = Fal
     """Warn where text is repeated often; raises DataError where it is so beyond its max_epochs, unless the run
     has begun already: how large a source is that is streamed shows late."""
     refused: dict[str, str] = {}
+    there: dict[str, float] = {}
     for name, shards in sources.items():
         epochs = planned_epochs(c, shards, name) if shards.ended else 0.0
         tokens = sum(shards.windows("train", c.seq_len)) * c.seq_len
@@ -206,10 +208,11 @@ def refuse_repetition(c: Config, sources: dict[str, ShardSet], begun: bool = Fal
         source = source_of(c, name)
         if epochs > most_epochs(source) and not begun:
             refused[name] = said
+            there[name] = tokens
         elif epochs > MANY_EPOCHS:
             log.warning("warning: %s%s", said, worth_less(source))
     if refused:
-        raise DataError(f"{'; '.join(refused.values())}. {too_often(c, list(refused))}")
+        raise DataError(f"{'; '.join(refused.values())}. {too_often(c, there)}")
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -258,7 +261,8 @@ def make_source(c: Config, name: str, v: Vocabulary) -> None:
         made / seconds / 1e6,
     )
     for example in maker.dropped.examples:
-        log.info("  dropped: %s, row %d: %s", example["file"], example["row"], example["what"])
+        file = make_printable(example["file"])
+        log.info("  dropped: %s, row %d: %s", file, example["row"] + 1, example["what"])
 
 
 def compressed_bpb(p: Pinned, files: Files) -> dict[str, float]:

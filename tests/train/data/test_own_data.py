@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from plan import data_wanted
 from settings import SettingsError
 from settings.config import Config
+from settings.finding import FAIL, WARN
 from tests.faults.hub import Repository, hub
 from tests.running import ROOT
 from train.data import prepare
@@ -35,7 +37,7 @@ def test_a_run_is_named_after_its_data(data: str, name: str) -> None:
     assert (config.run_name, config.mixture) == (f"tiny-{name}", {name: 1})
     assert Config.of_preset(PRESET="tiny", DATA=data, RUN_NAME="mine").run_name == "mine"
     source = source_of(config, name)
-    assert source.given and source.name == name
+    assert source.place and source.name == name
     assert Config.of_preset(DATA="papers/").data == "papers"  # as a shell completes it
 
 
@@ -134,4 +136,27 @@ def test_text_that_is_repeated_too_often_is_refused_with_its_size(tmp_path: Path
     assert re.search(
         r"short is repeated \S+ times: 5,001,216 tokens are wanted, and it has \S+", said
     )
-    assert "Use more text, or set TRAIN_TOKENS to less." in said
+    fits = re.search(r"Use more text, or set TRAIN_TOKENS=(\d+) or less\.", said)
+    assert fits
+    done = prepare_data(tmp_path, str(path), TRAIN_TOKENS=fits[1])
+    assert done.returncode == 0
+
+
+def test_the_plan_refuses_what_is_repeated_too_often_and_counts_what_is_read(
+    tmp_path: Path,
+) -> None:
+    texts = tmp_path / "texts"
+    (texts / ".git").mkdir(parents=True)
+    (texts / ".git" / "pack").write_bytes(b"x" * 10**7)
+    (texts / "figure.png").write_bytes(b"\0" * 10**7)
+    (texts / "essay.txt").write_text("word " * 11_400)
+    settings = {"PRESET": "tiny", "DATA": str(texts), "DATA_DIR": str(tmp_path / "data")}
+    c = Config.of_preset(**settings)
+    (found,) = data_wanted.epochs(c)
+    assert found.there_tokens == pytest.approx(0.95 * 57_000 / 3.5, rel=0.01)
+    (finding,) = data_wanted.findings(c, [found])
+    assert finding.level == FAIL
+    fits = re.search(r"The limit is 64 times: .* set TRAIN_TOKENS=(\d+) or less\.", finding.fix)
+    assert fits
+    less = Config.of_preset(**settings, TRAIN_TOKENS=fits[1])
+    assert data_wanted.findings(less, data_wanted.epochs(less))[0].level == WARN

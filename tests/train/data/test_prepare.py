@@ -193,8 +193,8 @@ def test_the_manifest_counts_documents_and_those_without_text_and_the_end_says_s
     )
     papers = Path(config.data_dir).parent / "papers"
     assert [said for said in caplog.messages if said.startswith("  dropped:")] == [
-        f"  dropped: {papers}/a.jsonl, row 5: column 'text' is null",
-        f"  dropped: {papers}/b.jsonl, row 6: column 'text' is null",
+        f"  dropped: {papers}/a.jsonl, row 6: column 'text' is null",
+        f"  dropped: {papers}/b.jsonl, row 7: column 'text' is null",
     ]
 
 

@@ -9,6 +9,7 @@ wrong with a file raises Broken, or the error of the library that reads it (UNRE
 
 import gzip
 import io
+import itertools
 import json
 import zlib
 from collections.abc import Iterator
@@ -25,11 +26,12 @@ LONGEST_TEXT = 2**28  # bytes; also of a line of JSON
 BATCH_BYTES, BATCH_ROWS = 2**23, 1024
 BUFFER_BYTES = 2**20
 UNREADABLE = (OSError, EOFError, zlib.error, pa.ArrowException)
+FEATHER_1 = b"FEA1"
 FILE_MAGIC, STREAM_START, STREAM_END = b"ARROW1", b"\xff\xff\xff\xff", b"\xff\xff\xff\xff\0\0\0\0"
 
 
 class Broken(Exception):
-    """What is wrong with a file, in words, and the remedy where it is another than to get the file again."""
+    """What is wrong with a file, in words, and the remedy: a sentence, a key of the source's, or "" to get it again."""
 
     def __init__(self, what: str, remedy: str = ""):
         super().__init__(what)
@@ -64,7 +66,7 @@ def read(
 ) -> Rows:
     """The rows of a file. Those before `start` are skipped where the format allows, and come all the same where not.
 
-    columns: what a row's text is made of; a column named `id` comes with them if there is one. piece_bytes: plain text
+    columns: what a row's text is made of, or () for all; a column named `id` comes with them if there is one. piece_bytes: plain text
     is cut into pieces of about this size; 0 reads it whole.
     """
     begin, end = ends(path)
@@ -95,22 +97,24 @@ def ends(path: Path) -> tuple[bytes, bytes]:
 
 def check_columns(schema: pa.Schema, columns: tuple[str, ...], is_template: bool) -> None:
     """Raises Broken unless the file has the columns, and the one that is the text holds text."""
+    if doubled := [name for name in schema.names if schema.names.count(name) > 1]:
+        raise Broken(f"two columns are named {doubled[0]!r}", "Rename one of them")
     for column in columns:
         if column not in schema.names:
-            raise Broken(
-                f"no column {column!r}; it has: {', '.join(schema.names)}",
-                "name the right one in the declaration of the source, or leave the file out",
-            )
+            raise Broken(f"no column {column!r}; it has: {', '.join(schema.names)}", "column")
         kind = schema.field(column).type
-        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         if not is_template and not (is_text(kind) or pa.types.is_null(kind)):
-            raise Broken(
-                f"column {column!r} is {kind}, not text",
-                "name the right one in the declaration of the source, or leave the file out",
-            )
+            raise Broken(f"column {column!r} is {kind}, not text", "column")
+
+
+def chosen_columns(schema: pa.Schema, columns: tuple[str, ...], id: str) -> list[str]:
+    """Return the columns to read: all of them where none is named."""
+    return [name for name in schema.names if not columns or name in (*columns, id)]
 
 
 def is_text(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
     return bool(
         pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
     )
@@ -156,10 +160,12 @@ def nested(column: pa.Array, k: int) -> Any:
         return Bad("utf-8", f"a text in it: {error.reason}")
 
 
-def batch_rows(batch: pa.RecordBatch, row: int, start: int, names: list[str], text: str) -> Rows:
+def batch_rows(
+    batch: pa.RecordBatch, row: int, start: int, names: list[str], columns: tuple[str, ...]
+) -> Rows:
     """The rows of a batch whose first has that number, from `start` on."""
     if skip := min(max(0, start - row), len(batch)):
-        yield row, Skipped(skip, batch.column(names.index(text)).slice(0, skip).null_count)
+        yield row, Skipped(skip, batch.column(names.index(columns[0])).slice(0, skip).null_count)
         batch, row = batch.slice(skip), row + skip
     lists = [values(column) for column in batch.columns]
     for k, cells in enumerate(zip(*lists, strict=True)):
@@ -191,7 +197,7 @@ def parquet_rows(
             source, buffer_size=BUFFER_BYTES, page_checksum_verification=True
         )
         check_columns(file.schema_arrow, columns, is_template)
-        names = [name for name in file.schema_arrow.names if name in (*columns, id)]
+        names = chosen_columns(file.schema_arrow, columns, id)
         row = 0
         for g in range(file.num_row_groups):
             group = file.metadata.row_group(g)
@@ -208,7 +214,7 @@ def parquet_rows(
                 continue
             size = rows_a_batch(sum(part.total_uncompressed_size for part in parts), group.num_rows)
             for batch in file.iter_batches(size, row_groups=[g], columns=names, use_threads=False):
-                yield from batch_rows(batch.select(names), row, start, names, columns[0])
+                yield from batch_rows(batch.select(names), row, start, names, columns)
                 row += len(batch)
 
 
@@ -237,85 +243,74 @@ def arrow_rows(
                 raise Broken("truncated Arrow stream, its end mark is missing")
             file = pa.ipc.open_stream(source)
             batches = iter(file)
+        elif begin.startswith(FEATHER_1):
+            raise Broken("the first version of Feather, which is not read", "Convert it to Parquet")
         else:
             raise Broken(f"not Arrow, it starts with {begin[:8]!r}")
         check_columns(file.schema, columns, is_template)
-        names = [name for name in file.schema.names if name in (*columns, id)]
+        names = chosen_columns(file.schema, columns, id)
         row = 0
         for whole in batches:
             batch = whole.select(names)
             size = rows_a_batch(batch.nbytes, len(batch))
             for k in range(0, len(batch), size):
                 part = batch.slice(k, size)
-                yield from batch_rows(part, row, start, names, columns[0])
+                yield from batch_rows(part, row, start, names, columns)
                 row += len(part)
 
 
 # ---- The column of text, where none was named
 
 TEXT_COLUMNS = ("text", "content")
+FIRST_ROWS = 100  # by which the column is chosen
 CONVERSATIONS = {"messages", "conversations", "conversation"}
 ANSWERS = {"answer", "completion", "response", "output", "chosen"}
 
 
-def find_text_column(path: Path, name: str) -> str:
-    """Return the column that holds the text of a file. Raises Broken where it is not plain which."""
-    begin, _ = ends(path)
-    if what := foreign(begin):
-        raise Broken(what)
-    format = format_of(name)
-    if format in ("", "text"):
+def find_text_column(path: Path, name: str, place: str) -> str:
+    """Return the column that holds the text of a file. Raises Broken where it is not plain which.
+
+    place: DATA, for what to do. The first rows decide: in JSON lines a row may lack the text, or have null in its place.
+    """
+    if format_of(name) in ("", "text"):
         return "text"  # as text_rows and piece_rows call it
-    if format.startswith("json"):
-        names, texts = json_columns(opened(path, begin, format))
-    else:
-        schema = read_schema(path, begin, format)
-        names = schema.names
-        texts = [field.name for field in schema if is_text_or_dictionary(field.type)]
+    sizes: dict[str, int | None] = {}  # characters of text; None where there is something else
+    try:
+        for _, value in itertools.islice(read(path, name, (), True, "", 0), FIRST_ROWS):
+            if isinstance(value, dict):
+                measure_cells(value, sizes)
+    except (Broken, *UNREADABLE):
+        if not sizes:
+            raise  # else whoever reads the rows finds it again, and says in which
     for column in TEXT_COLUMNS:
-        if column in texts:
+        if sizes.get(column) is not None:
             return column
-    if CONVERSATIONS & set(names) or ANSWERS & set(names):
+    names = ", ".join(sizes) or "none"
+    if (CONVERSATIONS | ANSWERS) & sizes.keys():
         raise Broken(
-            f"holds conversations (columns: {', '.join(names)})",
-            "Fine-tune a model on them: make finetune DATA={place} MODEL=tiny. To pretrain on one "
-            "column, name it: DATA={place}#COLUMN",
+            f"holds conversations (columns: {names})",
+            f"They are for fine-tuning: make finetune DATA={place} MODEL=RUN_OR_FOLDER (docs/finetune.md "
+            f"has whole commands). To pretrain on one column, name it: DATA={place}#COLUMN",
         )
-    if len(texts) == 1:
-        return texts[0]
+    texts = [column for column, size in sizes.items() if size]
+    texts.sort(key=lambda column: -(sizes[column] or 0))
     if not texts:
+        raise Broken(f"has no column of text (columns: {names})", "Leave it out")
+    if len(texts) > 1:
         raise Broken(
-            f"has no column of text (columns: {', '.join(names) or 'none'})", "Leave it out"
+            f"has several columns of text ({', '.join(texts)})",
+            f"Choose one: DATA={place}#{texts[0]}",
         )
-    raise Broken(
-        f"has several columns of text ({', '.join(texts)})",
-        f"Choose one: DATA={{place}}#{texts[0]}",
-    )
+    return texts[0]
 
 
-def json_columns(file: BinaryIO) -> tuple[list[str], list[str]]:
-    """Return the keys of the first object in JSON lines, and those that hold text."""
-    for row, value in json_rows(file):
-        if isinstance(value, dict):
-            return list(value), [key for key, cell in value.items() if type(cell) is str]
-        if row == 100:
-            break
-    return [], []
-
-
-def read_schema(path: Path, begin: bytes, format: str) -> pa.Schema:
-    """Return the columns of a file of Parquet or Arrow."""
-    if format == "parquet":
-        if begin[:4] != b"PAR1":
-            raise Broken(f"not parquet, it starts with {begin[:8]!r}")
-        return pa.parquet.read_schema(path)
-    with pa.memory_map(str(path)) as source:
-        open_file = pa.ipc.open_file if begin.startswith(FILE_MAGIC) else pa.ipc.open_stream
-        return open_file(source).schema
-
-
-def is_text_or_dictionary(kind: pa.DataType) -> bool:
-    return is_text(kind.value_type if pa.types.is_dictionary(kind) else kind)
+def measure_cells(row: dict[str, Any], sizes: dict[str, int | None]) -> None:
+    """Add a row's characters of text to those of its columns. Null is text of no characters."""
+    for column, cell in row.items():
+        if cell is None or type(cell) is str:
+            sizes[column] = (sizes.get(column) or 0) + len(cell or "")
+        else:
+            sizes.setdefault(column, None)
 
 
 # ---- Lines and texts
@@ -349,7 +344,7 @@ def json_rows(file: BinaryIO) -> Rows:
                 if line.lstrip()[:1] == b"[" or line.strip() == b"{":
                     raise Broken(
                         "one JSON value over the whole file, not one object a line",
-                        "convert it to JSON lines",
+                        "Convert it to JSON lines",
                     )
             yield row, parsed(line, at_end=not line.endswith(b"\n"))
 
@@ -376,10 +371,10 @@ def parsed(line: bytes, at_end: bool) -> dict[str, Any] | Bad:
         what = Bad(
             "utf-8", f"byte {error.start} of the line is {line[error.start : error.start + 4]!r}"
         )
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError):
         if not line.strip():
             return Bad("empty", "a blank line")
-        what = Bad("not json", f"{error} in {line[:40]!r}")
+        what = Bad("not json", f"not valid JSON: {line[:40].decode(errors='replace').strip()}")
     if at_end:
         raise Broken(f"half a last line, it ends with {line[-40:]!r}")
     return what
@@ -414,6 +409,9 @@ def piece_rows(path: Path, column: str, piece_bytes: int) -> Rows:
                     yield row, {column: "".join(piece)}
                     row, size, piece = row + 1, 0, []
     except UnicodeDecodeError:
-        raise Broken("is not UTF-8", "Convert it to UTF-8") from None
+        raise Broken(
+            "is not UTF-8",
+            f"Convert it, for example: iconv -f latin1 -t utf-8 {path.name} > utf8-{path.name}",
+        ) from None
     if piece:
         yield row, {column: "".join(piece)}

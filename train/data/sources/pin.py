@@ -25,9 +25,9 @@ from typing import Any
 
 import xxhash
 
-from record.durable import write_whole
+from record.durable import make_printable, write_whole
 from settings import ROOT
-from train.data.sources.given import list_files
+from train.data.sources.given import find_path, list_files
 from train.data.sources.hub import ask
 from train.data.sources.source import CorpusError, Source
 
@@ -199,16 +199,14 @@ def data_files(s: Source, revision: str, token: str) -> list[str]:
             if configs := re.search(r"[Aa]vailable(?: configs)?: \[(.*?)\]", str(error)):
                 is_wrong = f"has no config {s.config}" if s.config else "has several configs"
                 raise CorpusError(
-                    f"{s.repository} {is_wrong}; there are: {configs[1]}; name one of them as config "
-                    f"in the declaration of {s.name}"
+                    f"{s.repository} {is_wrong}; there are: {configs[1]}. {s.remedies['config']}."
                 ) from None
             raise
     splits = {str(split): files for split, files in (builder.config.data_files or {}).items()}
     if s.split not in splits:
         raise CorpusError(
             f"{s.repository}{f', config {s.config},' if s.config else ''} has no split {s.split}; there "
-            f"are: {', '.join(sorted(splits)) or 'none'}; name one of them as split in the declaration "
-            f"of {s.name}"
+            f"are: {', '.join(sorted(splits)) or 'none'}. {s.remedies['split']}."
         )
     start = f"hf://datasets/{s.repository}@{revision}/"
     if foreign := [name for name in splits[s.split] if not name.startswith(start)]:
@@ -231,13 +229,14 @@ def local_pin(s: Source, folder: Path) -> Pinned:
             for name in names
         )
         return Pinned(s, ".".join(map(str, sys.version_info[:3])), files)
-    if s.given:
-        names, left_out = list_files(s.files[0])
+    if s.place:
+        names, left_out = list_files(s.place)
         if left_out:
-            kinds = ", ".join(f"{number} {kind}" for kind, number in left_out.most_common(5))
+            most = left_out.most_common(5)
+            kinds = ", ".join(f"{number} {make_printable(kind)}" for kind, number in most)
             log.warning(
                 "DATA=%s: left out files that are not text, JSON lines, Parquet or Arrow (%d): %s",
-                s.files[0],
+                make_printable(s.place),
                 left_out.total(),
                 kinds,
             )
@@ -270,7 +269,7 @@ def expanded(s: Source) -> list[str]:
 
 def local_path(s: Source, name: str) -> Path:
     """Where a file lies that the pin of a source here names."""
-    return stdlib_root() / name if s.kind == "stdlib" else ROOT / Path(name).expanduser()
+    return stdlib_root() / name if s.kind == "stdlib" else find_path(name)
 
 
 def hashed(names: list[str], cache: Path) -> tuple[File, ...]:
@@ -281,7 +280,7 @@ def hashed(names: list[str], cache: Path) -> tuple[File, ...]:
         known = {}
     files, now = [], {}
     for name in names:
-        path = ROOT / Path(name).expanduser()
+        path = find_path(name)
         try:
             stat = path.stat()
             entry = known.get(name, [])

@@ -13,11 +13,14 @@ the file. Elsewhere the `id` column names a document, and "FILE:ROW" does where 
 """
 
 import dataclasses
+import functools
 import hashlib
+import logging
 import string
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from record.durable import make_printable
 from train.data.sources.content import EMBEDDED_ONLY, FORMATS, format_of
 from train.data.sources.fetch import Files
 from train.data.sources.formats import (
@@ -31,6 +34,8 @@ from train.data.sources.formats import (
 )
 from train.data.sources.pin import Pinned
 from train.data.sources.source import CorpusError, Source
+
+log = logging.getLogger(__name__)
 
 ENOUGH_ROWS = 100  # to judge a file by
 PIECES = 400  # of plain text, at least: of 400, a twentieth is held out for certain (but 1 in 10^9)
@@ -81,7 +86,8 @@ class Dropped:
 def documents(pinned: Pinned, files: Files, at: Cursor = START) -> Iterator[Document | Dropped]:
     """The rows of a source from a place on, in the order of its files. Raises CorpusError."""
     check_formats(pinned)
-    pieces = piece_bytes(pinned) if pinned.source.given else 0
+    pieces = piece_bytes(pinned) if pinned.source.place else 0
+    column = ""
     for number in range(at.file, len(pinned.files)):
         path = files.path(number)
         files.prefetch(number + 1)
@@ -89,11 +95,15 @@ def documents(pinned: Pinned, files: Files, at: Cursor = START) -> Iterator[Docu
         reading = Reading(pinned.source, pinned.files[number].name, number)
         try:
             source = reading.s
-            if source.given and source.text and format_of(reading.name) in ("", "text"):
-                raise Broken("is plain text and has no columns", "Remove #{column}")
-            if source.given and not source.text:
-                source = dataclasses.replace(source, text=find_text_column(path, reading.name))
+            if source.place and source.text and format_of(reading.name) in ("", "text"):
+                raise Broken("is plain text and has no columns", f"Remove #{source.text}")
+            if not source.text:
+                text = find_text_column(path, reading.name, source.place)
+                source = dataclasses.replace(source, text=text)
                 reading.take_source(source)
+                if text != column and format_of(reading.name) not in ("", "text"):
+                    say_column(reading.name, text)
+                column = text
             for row, value in read(
                 path,
                 reading.name,
@@ -116,6 +126,11 @@ def documents(pinned: Pinned, files: Files, at: Cursor = START) -> Iterator[Docu
         files.done(number)
 
 
+@functools.cache  # a source is read several times
+def say_column(file: str, column: str) -> None:
+    log.info("%s: its text is the column %r", make_printable(file), column)
+
+
 def piece_bytes(pinned: Pinned) -> int:
     """Return the size of the pieces that plain text is cut into: small enough to hold out some."""
     total = sum(file.bytes for file in pinned.files)
@@ -124,7 +139,7 @@ def piece_bytes(pinned: Pinned) -> int:
 
 def check_formats(pinned: Pinned) -> None:
     """Raises CorpusError if a file cannot be read, by its name."""
-    if pinned.source.given and pinned.source.kind == "files":
+    if pinned.source.place and pinned.source.kind == "files":
         return  # every file was looked at when the source was pinned
     embedded = pinned.source.kind == "stdlib"
     readable = [suffix for suffix in FORMATS if embedded or suffix not in EMBEDDED_ONLY]
@@ -132,7 +147,7 @@ def check_formats(pinned: Pinned) -> None:
         if not format_of(file.name) or not file.name.lower().endswith(tuple(readable)):
             raise CorpusError(
                 f"{file.name}: not a kind of file that {pinned.source.name} can be read from; there are: "
-                f"{', '.join(readable)}; convert it, or leave it out of the source"
+                f"{', '.join(readable)}. {pinned.source.remedies['format']}."
             )
 
 
@@ -171,7 +186,7 @@ class Reading:
             self.why = made.what
             return Dropped(made.reason, Cursor(self.number, row), made.what)
         name, text = made
-        if self.s.given:
+        if self.s.place:
             name = hashlib.sha256(text.encode()).hexdigest()  # so the text decides what is held out
         return Document(name, text, Cursor(self.number, row))
 
@@ -186,40 +201,29 @@ class Reading:
     def no_column(self) -> None:
         raise Broken(
             f"no column {min(self.unseen)!r} in {self.objects} rows; they have: {', '.join(self.has)}",
-            "Use DATA={place}#COLUMN"
-            if self.s.given
-            else "name the right one in the declaration of the source, or leave the file out",
+            "column",
         )
 
     def finish(self) -> None:
         """Raises Broken if the whole file was not what it should be."""
         if self.unseen and self.objects:
             self.no_column()
-        if self.s.given and self.rows == self.dropped > 0:
+        if self.s.place and self.rows == self.dropped > 0:
             raise Broken(f"has no text in its {self.rows:,} rows ({self.why})", "Leave it out")
         if self.rows >= ENOUGH_ROWS and self.dropped > self.s.max_dropped * self.rows:
             raise Broken(
                 f"{self.dropped} of {self.rows} rows had to be dropped, more than max_dropped = "
                 f"{self.s.max_dropped:g} of them",
-                "look at its columns, leave the file out, or allow more as "
-                "max_dropped in the declaration of the source",
+                "rows",
             )
 
     def refusal(self, what: str, remedy: str = "") -> CorpusError:
-        """The error for the file as far as it was read."""
-        if self.s.given:
-            place = self.s.files[0] if self.s.files else f"hf:{self.s.repository}"
-            remedy = remedy or "Get it again, or leave it out"
-            for name, text in {"{place}": place, "{column}": self.s.text}.items():
-                remedy = remedy.replace(name, text)
-            line = f", line {self.row + 1}," if self.row else ""
-            return CorpusError(f"{self.name}{line} {what}. {remedy}.")
-        again = "get it again, or leave it out of the source's files"
-        if self.s.kind == "hub":  # its bytes are those that the hub has
-            again = "it is so on the hub: pin another revision, or leave the source out of DATA_MIX"
-        return CorpusError(
-            f"{self.name} of {self.s.name}, at row {self.row}: {what}; {remedy or again}"
-        )
+        """The error for the file as far as it was read. Rows are counted from 1, as editors count lines."""
+        again = "hub" if self.s.kind == "hub" else "files"  # on the hub its bytes are so
+        remedy = self.s.remedies.get(remedy or again, remedy)
+        row = "line" if format_of(self.name).startswith("json") else "row"
+        place = f", at {row} {self.row + 1}" if self.row else ""
+        return CorpusError(f"{self.name} of {self.s.name}{place}: {what}. {remedy}.")
 
 
 def text_of(s: Source, value: dict[str, Any], file: str, row: int) -> tuple[str, str] | Bad:

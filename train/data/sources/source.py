@@ -18,7 +18,7 @@ import math
 import re
 import string
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,17 @@ class CorpusError(Exception):
     """A source that is unknown or cannot be read; the message names the remedy."""
 
 
+DECLARED = {
+    "column": "Name the right one in the declaration of the source, or leave the file out",
+    "config": "Name one of them as config in the declaration of the source",
+    "split": "Name one of them as split in the declaration of the source",
+    "format": "Convert it, or leave it out of the source",
+    "rows": "Look at its columns, leave the file out, or allow more as max_dropped in the declaration of the source",
+    "files": "Get it again, or leave it out of the source's files",
+    "hub": "It is so on the hub: pin another revision, or leave the source out of DATA_MIX",
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class Source:
     """What a name in DATA_MIX stands for.
@@ -44,8 +55,9 @@ class Source:
     continues. compressors: held-out text is small enough to compress. max_dropped: share of a file's rows that may
     be dropped. tokens: about how many the source has, by whoever counted them; make plan reckons with it until there
     are shards. max_epochs: how often a run may repeat it; None: data_paths.MAX_EPOCHS. leave_out: patterns of
-    file names, of the standard library. given: by DATA, not by a
-    declaration (given.py).
+    file names, of the standard library. place: DATA without its column, of what DATA stands for (given.py): its
+    columns are found where text is "", its documents are named by the hash of their text. remedies: what to do about
+    a problem, by its kind.
     """
 
     name: str
@@ -65,7 +77,10 @@ class Source:
     tokens: int | None = None
     max_epochs: float | None = None
     leave_out: tuple[str, ...] = ()
-    given: bool = False
+    place: str = ""
+    remedies: Mapping[str, str] = dataclasses.field(
+        default_factory=lambda: DECLARED, hash=False, compare=False
+    )
 
     @property
     def identity(self) -> str:
@@ -82,7 +97,7 @@ class Source:
             self.id,
             self.validation_fraction,
         ]
-        if self.given:
+        if self.place:
             decides.append("given")
         if self.leave_out:
             decides.append(self.leave_out)

@@ -42,10 +42,8 @@ def test_a_file_that_is_something_else_is_named(
     tmp_path: Path, suffix: str, content: bytes, said: str
 ) -> None:
     message = refused(source(tmp_path, {f"a.{suffix}": content}))
-    assert said in message and message.startswith(
-        f"{tmp_path / f'a.{suffix}'} of papers, at row 0: "
-    )
-    assert "get it again, or leave it out" in message
+    assert said in message and message.startswith(f"{tmp_path / f'a.{suffix}'} of papers: ")
+    assert "Get it again, or leave it out" in message
 
 
 @pytest.mark.fault(11)
@@ -61,7 +59,7 @@ def test_a_file_that_is_cut_anywhere_is_refused(tmp_path: Path, suffix: str) -> 
     for cut in [0, 1, 3, 5, 20, n // 4, n // 2, 3 * n // 4, n - 9, n - 4, n - 1, *batch_ends]:
         folder = tmp_path / str(cut)
         message = refused(source(folder, {f"a.{suffix}": content[:cut]}))
-        assert message.startswith(f"{folder}/a.{suffix} of papers, at row "), message
+        assert message.startswith(f"{folder}/a.{suffix} of papers"), message
         assert "truncated" in message or cut < 10, message
     assert len(read(source(tmp_path, {f"a.{suffix}": content}))) == len(ROWS)
 
@@ -142,7 +140,7 @@ def test_half_a_last_line_is_refused_behind_the_whole_ones(
     found = documents(p, fetch.Files(p, tmp_path))
     assert [next(found).at.row, next(found).at.row] == [0, 1]
     with pytest.raises(
-        CorpusError, match=r"at row 1: half a last line, it ends with b'.*get it again"
+        CorpusError, match=r"at line 2: half a last line, it ends with b'.*Get it again"
     ):
         next(found)
 
@@ -160,7 +158,7 @@ def test_a_last_line_without_its_end_is_whole_when_its_object_is(tmp_path: Path)
 )
 def test_json_that_is_not_in_lines_is_told_so(tmp_path: Path, content: bytes) -> None:
     assert (
-        "one JSON value over the whole file, not one object a line; convert it to JSON lines"
+        "one JSON value over the whole file, not one object a line. Convert it to JSON lines"
         in refused(source(tmp_path, {"a.json": content}))
     )
 
@@ -174,7 +172,7 @@ def test_a_column_that_is_not_there_is_named_with_those_that_are(
     p = source(tmp_path, {f"a.{suffix}": good, f"b.{suffix}": other})
     message = refused(p)
     assert (
-        f"b.{suffix} of papers, at row" in message
+        f"b.{suffix} of papers" in message
         and "no column 'text'" in message
         and "have: id, body" in message.replace("it has", "they have")
     )
@@ -184,7 +182,7 @@ def test_a_column_that_is_not_there_is_named_with_those_that_are(
 
 def test_a_column_that_no_line_has_is_found_out_after_a_hundred(tmp_path: Path) -> None:
     of = [{"body": "x"}] * 100 + [{"text": "x"}] * 900
-    assert "at row 99: no column 'text' in 100 rows; they have: body" in refused(
+    assert "at line 100: no column 'text' in 100 rows; they have: body" in refused(
         source(tmp_path, {"a.jsonl": lines(of)})
     )
     p = source(tmp_path, {"a.jsonl": lines(of[1:])})
@@ -195,7 +193,7 @@ def test_a_column_that_no_line_has_is_found_out_after_a_hundred(tmp_path: Path) 
 
 @pytest.mark.parametrize("suffix", ["parquet", "arrow"])
 def test_a_column_of_another_type_is_refused(tmp_path: Path, suffix: str) -> None:
-    assert "at row 0: column 'text' is int64, not text" in refused(
+    assert " of papers: column 'text' is int64, not text" in refused(
         source(tmp_path, {f"a.{suffix}": encoded([{"text": 1}], suffix)})
     )
     p = source(tmp_path, {f"a.{suffix}": encoded([{"text": None}], suffix)})

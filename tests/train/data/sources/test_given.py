@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import random
 from pathlib import Path
 
@@ -10,8 +11,9 @@ import pyarrow.parquet
 import pytest
 
 from train.data.sources.fetch import Files
+from train.data.sources.formats import find_text_column
 from train.data.sources.given import given_source, list_files
-from train.data.sources.pin import Pinned, pin
+from train.data.sources.pin import File, Pinned, pin
 from train.data.sources.rows import Document, documents, piece_bytes
 from train.data.sources.source import CorpusError, is_validation
 
@@ -111,6 +113,7 @@ def test_a_folder_gives_its_text_and_names_what_it_leaves_out(
         ({"path": "a.py", "content": "the code"}, "the code"),
         ({"story": "the story", "n": 7}, "the story"),
         ({"text": "whole", "answer": "42"}, "whole"),
+        ({"text": None, "url": "x"}, None),
     ],
 )
 def test_the_column_of_text_is_found(
@@ -118,8 +121,46 @@ def test_the_column_of_text_is_found(
 ) -> None:
     path = tmp_path / f"rows{suffix}"
     write_rows(path, [row])
+    assert find_text_column(path, path.name, str(path)) == next(
+        column for column in row if row[column] == text
+    )
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        {"text": None, "url": "x"},
+        {"url": "x"},
+        {"text": 5, "url": "x"},
+        {"text": "", "url": "x"},
+        {"text": None},
+    ],
+)
+def test_the_first_row_alone_does_not_choose_the_column(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, first: dict[str, object]
+) -> None:
+    caplog.set_level("INFO")
+    rows = [{"text": f"text {n}", "url": "x"} for n in range(600)]
+    write_rows(tmp_path / "a.jsonl", [first, *rows])
+    write_rows(tmp_path / "b.jsonl", [{"story": "a story"}])
+    _, found = read(tmp_path, tmp_path / "data")
+    assert [document.text for document in found] == [*(row["text"] for row in rows), "a story"]
+    said = [record.getMessage() for record in caplog.records if "column" in record.getMessage()]
+    assert said == [
+        f"{tmp_path}/a.jsonl: its text is the column 'text'",
+        f"{tmp_path}/b.jsonl: its text is the column 'story'",
+    ]
+
+
+def test_a_column_of_a_dictionary_is_text_and_two_of_one_name_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    texts = pa.array(["one", "two", "one"]).dictionary_encode()
+    pyarrow.parquet.write_table(pa.table({"n": [1, 2, 3], "body": texts}), path)
     _, found = read(path, tmp_path / "data")
-    assert [document.text for document in found] == [text]
+    assert [document.text for document in found] == ["one", "two", "one"]
+    doubled = pa.Table.from_arrays([texts, texts], names=["text", "text"])
+    pyarrow.parquet.write_table(doubled, path)
+    assert "two columns are named 'text'. Rename one of them." in refusal(path, tmp_path / "data")
 
 
 def write_rows(path: Path, rows: list[dict[str, object]]) -> None:
@@ -135,8 +176,8 @@ def write_rows(path: Path, rows: list[dict[str, object]]) -> None:
     ("row", "said"),
     [
         (
-            {"title": "a", "body": "b"},
-            "has several columns of text (title, body). Choose one: DATA={path}#title.",
+            {"title": "a", "body": "more text"},
+            "has several columns of text (body, title). Choose one: DATA={path}#body.",
         ),
         ({"n": 1}, "has no column of text (columns: n). Leave it out."),
         ({"messages": [{"role": "user", "content": "hi"}]}, "make finetune DATA={path} MODEL="),
@@ -161,7 +202,11 @@ def test_a_column_that_is_not_plain_is_asked_for(
     [
         (b"\x89PNG\0", "Must be plain text in UTF-8, JSON lines, Parquet or Arrow"),
         (b"", "Is empty."),
-        (b"a" * 5000 + b"\xff\xfe" + b"a" * 10, "notes is not UTF-8. Convert it to UTF-8."),
+        (b"caf\xe9 " * 10, "Is not UTF-8. Convert it, for example: iconv -f latin1 -t utf-8 notes"),
+        (
+            b"a" * 5000 + b"\xff\xfe" + b"a" * 10,
+            "is not UTF-8. Convert it, for example: iconv -f latin1 -t utf-8 notes > utf8-notes.",
+        ),
     ],
 )
 def test_a_file_that_is_no_text_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
@@ -174,6 +219,11 @@ def test_what_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
     assert "There is no such file or folder" in refusal(tmp_path / "nothing.txt", tmp_path / "data")
     (tmp_path / "empty").mkdir()
     assert "The folder holds no plain text" in refusal(tmp_path / "empty", tmp_path / "data")
+    assert "There is no such user" in refusal("~nobody-is-here/x", tmp_path / "data")
+    assert "Is neither a file nor a folder" in refusal("/dev/null", tmp_path / "data")
+    assert "Use DATA=FILE#COLUMN." in refusal("#", tmp_path / "data")
+    (tmp_path / "a.csv").write_text("a,b\n")
+    assert "Convert it to JSON lines." in refusal(tmp_path / "a.csv", tmp_path / "data")
     assert "Must be hf:OWNER/NAME" in refusal("hf:TinyStories", tmp_path / "data")
     assert "Must be a file, a folder or hf:" in refusal("https://a.b/c.txt", tmp_path / "data")
 
@@ -182,12 +232,65 @@ def test_a_column_that_is_named_must_be_there_and_hold_text(tmp_path: Path) -> N
     path = tmp_path / "rows.jsonl"
     write_rows(path, [{"n": 1, "body": "b"}] * 3)
     said = refusal(f"{path}#title", tmp_path / "data")
-    assert "no column 'title' in 3 rows; they have: n, body. Use DATA=" in said
+    assert "no column 'title' in 3 rows; they have: n, body. Name another one: DATA=" in said
     said = refusal(f"{path}#n", tmp_path / "data")
     assert "has no text in its 3 rows (column 'n' is int: '1'). Leave it out." in said
     (tmp_path / "book.txt").write_text("text")
     said = refusal(f"{tmp_path}/book.txt#body", tmp_path / "data")
-    assert said.endswith("book.txt is plain text and has no columns. Remove #body.")
+    assert said.endswith("book.txt of mine: is plain text and has no columns. Remove #body.")
+
+
+def test_links_are_followed_and_what_they_lead_to_is_taken_once(tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    (folder / "sub").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "c.txt").write_text("c")
+    (folder / "b.txt").write_text("b")
+    (folder / "sub" / "again.txt").symlink_to(folder / "b.txt")
+    (folder / "sub" / "gone.txt").symlink_to(folder / "nothing")
+    (folder / "sub" / "loop").symlink_to(folder)
+    (folder / "linked").symlink_to(tmp_path / "elsewhere")
+    (folder / "twice").symlink_to(tmp_path / "elsewhere")
+    names, left_out = list_files(str(folder))
+    assert names == [f"{folder}/b.txt", f"{folder}/linked/c.txt"]
+    assert left_out == {"broken link": 1}
+
+
+def test_a_folder_that_cannot_be_listed_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "closed").mkdir()
+    (tmp_path / "a.txt").write_text("a")
+    scan = os.scandir
+
+    def scandir(path: str) -> object:
+        if path.endswith("closed"):
+            raise PermissionError(13, "Permission denied", path)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert "closed: Cannot be read: Permission denied." in refusal(tmp_path, tmp_path / "data")
+
+
+def test_line_ends_stay_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "dos.txt").write_bytes(b"one\r\n\r\ntwo\r\n")
+    _, found = read(tmp_path / "dos.txt", tmp_path / "data")
+    assert "".join(document.text for document in found) == "one\r\n\r\ntwo\r\n"
+
+
+def test_pieces_of_a_large_file_are_at_most_64_kib(tmp_path: Path) -> None:
+    source = given_source("hf:a/b", "mine")
+    assert (source.validation_fraction, source.max_epochs) == (0.01, 64)
+    large = Pinned(source, "", (File("a.txt", 2**32, ""),))
+    assert piece_bytes(large) == 65_536
+
+
+def test_json_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
+    for name in ("bom.json", "bom.jsonl"):
+        (tmp_path / name).write_bytes(b'\xef\xbb\xbf{"text": "a"}\n')
+        assert [document.text for document in read(tmp_path / name, tmp_path / name[4:])[1]] == [
+            "a"
+        ]
 
 
 def test_a_character_across_the_first_bytes_is_still_text(tmp_path: Path) -> None:

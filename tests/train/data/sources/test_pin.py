@@ -13,7 +13,7 @@ import xxhash
 
 from settings import ROOT
 from tests.faults.hub import REVISION, Hub, Repository, hub
-from train.data.sources import pin
+from train.data.sources import given, pin
 from train.data.sources.pin import File, Pinned
 from train.data.sources.source import CorpusError, Source
 
@@ -50,6 +50,7 @@ def test_globs_give_each_file_once_in_order_with_size_and_hash(folder: Path) -> 
 def test_names_stay_as_they_were_given(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(folder))
     monkeypatch.setattr(pin, "ROOT", folder)
+    monkeypatch.setattr(given, "ROOT", folder)
     s = Source("papers", "files", 0.2, files=("a/*.jsonl", "~/b.jsonl"))
     p = pin.pin(s, folder / "data")
     assert [file.name for file in p.files] == ["a/c.jsonl", "a/d.jsonl", "~/b.jsonl"]
@@ -309,12 +310,12 @@ def test_the_files_of_a_config_and_split_are_pinned_with_what_the_hub_says_of_th
         assert test == [REVISION, [["one/test.jsonl", 1, git(b"t")]]]
         assert current == revised == [REVISION, [["train.jsonl", 1, git(b"1")]]]
         assert (
-            "a/many has no config three; there are: 'one', 'two'; name one of them as config in the declaration"
+            "a/many has no config three; there are: 'one', 'two'. Name one of them as config in the declaration"
             in missing
         )
-        assert "a/many has several configs; there are: 'one', 'two'; name one" in none
+        assert "a/many has several configs; there are: 'one', 'two'. Name one" in none
         assert (
-            "a/many, config one, has no split validation; there are: test, train; name one of them as split"
+            "a/many, config one, has no split validation; there are: test, train. Name one of them as split"
             in split
         )
         assert "a/plain has no config x; there are: 'default'" in config

@@ -284,7 +284,7 @@ def test_the_identity_changes_with_what_decides_the_text_and_with_nothing_else()
         "id": "url",
         "validation_fraction": 0.2,
         "leave_out": ("x",),
-        "given": True,
+        "place": "a.txt",
     }
     seen = {s.identity} | {
         dataclasses.replace(s, **{key: value}).identity for key, value in other.items()
@@ -298,6 +298,7 @@ def test_the_identity_changes_with_what_decides_the_text_and_with_nothing_else()
         "revision": "0" * 40,
         "tokens": 7,
         "max_epochs": 7,
+        "remedies": {},
     }
     assert {field.name for field in dataclasses.fields(s)} == other.keys() | same.keys()
     assert {dataclasses.replace(s, **{key: value}).identity for key, value in same.items()} == {
