@@ -113,9 +113,9 @@ def export(found: load_run.Found, paths: RunPaths, vocabulary: Vocabulary) -> No
         if c.gguf:
             gguf_file.write(folder, c.run_name)
         place.seal(folder)
-        before = step_before(target)
+        replaces = target.is_dir()
         place.replace(folder, target)
-    tell(found, target, before, vocabulary)
+    tell(found, target, replaces, vocabulary)
 
 
 class Rows:
@@ -231,15 +231,7 @@ def recorded(paths: RunPaths) -> tuple[Run | None, Energy | None]:
         return run, None
 
 
-def step_before(target: Path) -> str:
-    """What of the export that is replaced its card says; "" where there is none."""
-    if not target.is_dir():
-        return ""
-    step = card.step_of(target)
-    return "an export" if step is None else f"the export of step {step:,}"
-
-
-def tell(found: load_run.Found, target: Path, before: str, vocabulary: Vocabulary) -> None:
+def tell(found: load_run.Found, target: Path, replaces: bool, vocabulary: Vocabulary) -> None:
     """What was written, and how it is loaded."""
     rows = [(path.name, f"{path.stat().st_size:,}") for path in sorted(target.iterdir())]
     widths = [max(len(row[i]) for row in rows) for i in (0, 1)]
@@ -247,7 +239,7 @@ def tell(found: load_run.Found, target: Path, before: str, vocabulary: Vocabular
     say(
         "read back: every weight is the checkpoint's"
         + (", rounded to bfloat16" if found.config.dtype == "bfloat16" else " to the bit")
-        + (f"; this replaces {before}" if before else "")
+        + ("; this replaces an export" if replaces else "")
     )
     where = from_root(target)
     say(

@@ -9,11 +9,8 @@ Exit codes: 0; 64 a setting is invalid; 78 there is no whole export, or the Hub 
 """
 
 import hashlib
-import logging
-import math
 import re
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,23 +19,21 @@ import httpx2
 import huggingface_hub
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants
 from huggingface_hub.hf_api import RepoFile
-from huggingface_hub.utils import disable_progress_bars
-from huggingface_hub.utils._http import default_client_factory
 
-from export import card, place
+from export import place
 from export.weight_files import sha256_of
+from record.durable import make_printable
 from record.exit_codes import BAD_DATA, BAD_SETTING, DONE
 from record.run_paths import RunPaths
 from settings import ROOT, SettingsError
 from settings.config import Config
 from settings.resolve import show_path
-from train.data.sources.hub import Again, causes
+from train.console import start_logging
+from train.data.sources.hub import REFUSED, Again, Late, ask_until, causes
+from train.data.sources.source import CorpusError
 
 STOPPED = 130
 WEIGHTS = re.compile(r"model(-.*)?\.safetensors(\.index\.json)?|model\.gguf")
-TOTAL_S = 90.0  # from the first failure of a request to its last try
-FIRST_PAUSE_S = 1.0
-LONGEST_PAUSE_S = 20.0
 SILENCE_S = 60.0  # a connection on which nothing moves for so long is given up
 T = TypeVar("T")
 
@@ -56,6 +51,11 @@ def find_files(paths: RunPaths) -> dict[str, Path]:
         raise UploadError(f"{name}: There is no export. Run `make export RUN_NAME={name}`.")
     files = {name: folder / name for name in sums}
     for name, path in files.items():
+        if path.parent != folder or path.name != name or path.is_symlink():
+            raise UploadError(
+                f"{show_path(folder / place.SUMS)}: Names {name}, which is no file of the export. "
+                "Remove that line, or run `make export` again."
+            )
         if not path.is_file() or sha256_of(path) != sums[name]:
             raise UploadError(
                 f"{show_path(path)}: Is not what SHA256SUMS says. Run `make export` again, or, if you "
@@ -76,7 +76,7 @@ def upload(config: Config, files: dict[str, Path], message: str) -> str:
 
     Returns the page of the commit. Raises UploadError.
     """
-    prepare_client()
+    constants.HF_HUB_DISABLE_XET = True  # xet has retries and time-outs of its own
     api = HfApi(token=config.hf_token or None)
     repo = config.hub_repo
     ask(repo, repo, lambda: api.create_repo(repo, private=True, exist_ok=True))
@@ -113,45 +113,13 @@ def is_same(path: Path, entry: Any) -> bool:
     return entry.blob_id == hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
-def prepare_client() -> None:
-    """Have huggingface_hub send by HTTP, with time-outs, and leave waiting for a busy Hub to `ask`."""
-
-    def look_at(response: Any) -> None:
-        if response.status_code in (408, 429) or response.status_code >= 500:
-            wait = response.headers.get("Retry-After", "")
-            raise Again(f"it answers {response.status_code}", float(wait) if wait.isdigit() else 0)
-
-    def make_client() -> Any:
-        client = default_client_factory()
-        client.timeout = SILENCE_S
-        client.event_hooks = client.event_hooks | {"response": [look_at]}
-        return client
-
-    huggingface_hub.set_client_factory(make_client)
-    constants.HF_HUB_DISABLE_XET = True  # xet has retries and time-outs of its own
-    disable_progress_bars()
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-
-
 def ask(repo: str, what: str, request: Callable[[], T]) -> T:
-    """Return what request() returns. A failure that may pass is tried again. Raises UploadError."""
-    deadline = math.inf
-    pause_s = FIRST_PAUSE_S
-    while True:
-        try:
-            return request()
-        except Exception as error:  # huggingface_hub has a score of types
-            problem, wait_s = describe(error, repo, what)
-        pause_s = max(pause_s, wait_s)
-        deadline = min(deadline, time.monotonic() + TOTAL_S)
-        if time.monotonic() + pause_s > deadline:
-            raise UploadError(
-                f"The Hub does not take {what}: {problem}. Check the network and run the same "
-                "command again: what the Hub has already is not sent twice."
-            )
-        say(f"The Hub does not take {what}: {problem}; trying again in {pause_s:.0f} s")
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+    """Return what request() returns. A failure that may pass is tried again. Raises CorpusError and UploadError."""
+
+    def judge(error: Exception) -> tuple[str, float]:
+        return describe(error, repo, what)
+
+    return ask_until(f"The Hub does not take {what}", request, judge, SILENCE_S)
 
 
 def describe(error: Exception, repo: str, what: str) -> tuple[str, float]:
@@ -159,21 +127,23 @@ def describe(error: Exception, repo: str, what: str) -> tuple[str, float]:
 
     Raises UploadError for any other.
     """
+    problem = "its answer cannot be read. Run the same command again later"
     for cause in causes(error):
         words = " ".join(f"{type(cause).__name__}: {cause}".split())[:300]
-        if isinstance(cause, Again):
-            return str(cause), cause.after_s
+        if isinstance(cause, (Again, Late)):
+            return str(cause), getattr(cause, "after_s", 0.0)
         if isinstance(cause, httpx2.TransportError):
             return f"the connection was lost ({words})", 0
         status = getattr(getattr(cause, "response", None), "status_code", None)
-        if status in (401, 403, 404):
+        if status in REFUSED:
             raise UploadError(
                 f"The Hub refuses {what} ({status}). Check HUB_REPO={repo}, and set HF_TOKEN to a "
                 "token that may write to it: https://huggingface.co/settings/tokens"
             )
-        if status is not None:
+        if status is not None or isinstance(cause, (OSError, ValueError)):
+            problem = words
             break
-    raise UploadError(f"The Hub refuses {what}: {words}")
+    raise UploadError(f"The Hub refuses {what}: {problem}")
 
 
 def run(config: Config) -> None:
@@ -193,19 +163,18 @@ def run(config: Config) -> None:
     if not (config.hf_token or huggingface_hub.get_token()):
         url = "https://huggingface.co/settings/tokens"
         raise SettingsError([f"HF_TOKEN: Set a token that may write. Create one at {url}."])
-    step = card.step_of(paths.folder / "export")
-    message = config.run_name if step is None else f"{config.run_name}, step {step:,}"
-    say(f"Done: {upload(config, files, message)}")
+    say(f"Done: {upload(config, files, config.run_name)}")
 
 
 def main() -> int:
+    start_logging()
     try:
         run(Config.load())
     except SettingsError as error:
         sys.stderr.write(f"{error}\n")
         return BAD_SETTING
-    except UploadError as error:
-        sys.stderr.write(f"{error}\n")
+    except (CorpusError, UploadError) as error:
+        sys.stderr.write(f"{make_printable(error)}\n")
         return BAD_DATA
     except OSError as error:
         sys.stderr.write(f"{error.filename}: Cannot be read ({error.strerror}).\n")
@@ -217,7 +186,7 @@ def main() -> int:
 
 
 def say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
+    sys.stdout.write(f"{make_printable(text)}\n")
     sys.stdout.flush()
 
 

@@ -3,29 +3,45 @@
 A standard output that is no terminal, as in a pod or a pipe, gets what train.log gets.
 """
 
+import io
 import logging
 import shutil
 import sys
-import textwrap
+import unicodedata
+
+from record.durable import make_printable
 
 LOG_ONLY = {"terminal": ""}  # extra= of what a terminal does not show
 
 
-class Terminal(logging.StreamHandler):
-    """Shows the text that a record has for terminals, where it has one."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if getattr(record, "terminal", None) != "":
-            super().emit(record)
+class Printable(logging.Formatter):
+    """Shows control characters of file names and answers as escapes: a terminal would obey them."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return wrap(getattr(record, "terminal", None) or super().format(record))
+        lines = super().format(record).split("\n")
+        return "\n".join(make_printable(line.expandtabs()) for line in lines)
+
+
+class ForTerminals(Printable):
+    """Shows the text that a record has for terminals, where it has one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = getattr(record, "terminal", None)
+        if text:
+            record = logging.makeLogRecord({"msg": text})
+        return wrap(super().format(record))
 
 
 def start_logging() -> None:
-    """Log to standard output."""
-    kind = Terminal if sys.stdout.isatty() else logging.StreamHandler
-    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[kind(sys.stdout)])
+    """Log to standard output. What its encoding lacks is escaped."""
+    assert isinstance(sys.stdout, io.TextIOWrapper)
+    sys.stdout.reconfigure(errors="backslashreplace")
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(Printable())
+    if sys.stdout.isatty():
+        handler.setFormatter(ForTerminals())
+        handler.addFilter(lambda record: getattr(record, "terminal", None) != "")
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
 def wrap(text: str) -> str:
@@ -33,17 +49,23 @@ def wrap(text: str) -> str:
     columns = shutil.get_terminal_size().columns
     lines = []
     for line in text.split("\n"):
-        if len(line) <= columns or line.startswith(" "):
+        if measure(line) <= columns or line.startswith(" "):
             lines.append(line)
             continue
-        lines += textwrap.wrap(
-            line,
-            columns,
-            subsequent_indent="  ",
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
+        row, *words = line.split()
+        for word in words:
+            if measure(f"{row} {word}") > columns:
+                lines.append(row)
+                row = f"  {word}"
+            else:
+                row += f" {word}"
+        lines.append(row)
     return "\n".join(lines)
+
+
+def measure(text: str) -> int:
+    """Return how many columns of a terminal a text takes: Chinese and Japanese characters take two."""
+    return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in text)
 
 
 def for_terminals(text: str) -> dict[str, str]:

@@ -11,6 +11,7 @@ from record.run_paths import RunPaths, list_checkpoints
 from settings.config import DEFAULTS, Config
 from settings.declare import format_tokens
 from settings.resume import RunConfigError, read_run_config
+from train.console import Printable
 from train.data.tokenizer import Vocabulary
 from train.distributed.world import World, from_first, who_sees
 
@@ -50,7 +51,7 @@ def log_to_files(paths: RunPaths, world: World) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         handler = logging.FileHandler(path, encoding="utf-8", delay=world.local_rank > 0)
         rank = "" if world.is_first else f"rank={world.rank} "
-        handler.setFormatter(logging.Formatter(f"%(asctime)s {rank}%(message)s"))
+        handler.setFormatter(Printable(f"%(asctime)s {rank}%(message)s"))
         logging.getLogger().addHandler(handler)
 
 

@@ -235,9 +235,7 @@ def test_the_newest_is_taken_and_that_of_step_where_it_is_given(
     )
     assert made.command(monkeypatch, STEP="3") == 0
     said = capsys.readouterr().out
-    assert "this replaces the export of step 5" in said and torch.equal(
-        weights(), made.models[3].norm.weight
-    )
+    assert "this replaces an export" in said and torch.equal(weights(), made.models[3].norm.weight)
     assert sorted(path.name for path in made.folder.iterdir()) == [
         ".export",
         "checkpoints",

@@ -11,6 +11,7 @@ from huggingface_hub.utils import _http
 
 from export import place, upload
 from tests.export.upload_hub import COMMIT, PART, TOKEN, UploadHub, upload_hub
+from train.data.sources import hub as hub_client
 
 REPO = "me/tiny"
 
@@ -37,8 +38,9 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_http, "_GLOBAL_CLIENT", None)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
+    hub_client.take_over.cache_clear()
     monkeypatch.setattr(time, "sleep", lambda _: None)
-    monkeypatch.setattr(upload, "TOTAL_S", 5)
+    monkeypatch.setattr(hub_client, "TOTAL_S", 5)
 
 
 def run(folder: Path, monkeypatch: pytest.MonkeyPatch, hub: UploadHub | None, **given: str) -> int:
@@ -73,7 +75,7 @@ def test_the_hub_has_the_export_and_the_page_and_nothing_is_sent_twice(
         assert run(folder, monkeypatch, hub) == 0
         assert hub.target.files == contents(folder) | {".gitattributes": b"", "LICENSE": b"mine"}
         assert hub.created == [{"name": "tiny", "organization": "me", "visibility": "private"}]
-        assert hub.messages == ["a-run, step 1,200"]
+        assert hub.messages == ["a-run"]
         assert hub.requests.count("put") == 5
         assert capsys.readouterr().out.endswith(f"Done: {hub.url}/{REPO}/commit/{COMMIT}\n")
 
@@ -88,6 +90,7 @@ def test_the_hub_has_the_export_and_the_page_and_nothing_is_sent_twice(
     "manner",
     [
         "500 create",
+        "408 create",
         "500 preupload",
         "429 batch",
         "503 put",
@@ -116,9 +119,7 @@ def test_a_lost_connection_ends_and_the_same_command_goes_on(
         assert said.startswith(
             "The Hub does not take model-00002-of-00002.safetensors: the connection was lost"
         )
-        assert said.endswith(
-            "run the same command again: what the Hub has already is not sent twice.\n"
-        )
+        assert said.endswith("check the network, and run the same command again later\n")
         assert said.count("\n") == 1 and not hub.messages
         hub.target.manner = "good"
         hub.requests.clear()
@@ -128,13 +129,13 @@ def test_a_lost_connection_ends_and_the_same_command_goes_on(
 
 
 def test_a_silent_connection_is_given_up(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(upload, "SILENCE_S", 2.0)
     with upload_hub(REPO, "silent commit", bad_times=1) as hub:
         assert run(folder, monkeypatch, hub) == 0
         assert hub.requests.count("commit") == 2
-    assert "the commit: the connection was lost (ReadTimeout" in capsys.readouterr().out
+    assert "the commit: the connection was lost (ReadTimeout" in caplog.text
 
 
 def test_a_hub_that_asks_to_wait_too_long_is_left(
@@ -144,7 +145,10 @@ def test_a_hub_that_asks_to_wait_too_long_is_left(
         hub.target.retry_after = 3600
         assert run(folder, monkeypatch, hub) == 78
         assert hub.requests.count("batch") == 1
-    assert "safetensors: it answers 429. Check the network" in capsys.readouterr().err
+    assert (
+        "safetensors: it answers 429, and it asks to wait 3600 s; asked 1 times"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(
@@ -236,3 +240,27 @@ def test_an_export_that_is_not_whole_is_not_published(
     assert run(folder, monkeypatch, None) == 78
     said = capsys.readouterr().err
     assert "export/config.json: Is not what SHA256SUMS says. Run `make export` again" in said
+
+
+@pytest.mark.parametrize("kind", ["absolute", "above", "link"])
+def test_nothing_from_outside_the_export_is_published(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    secret = folder.parents[1] / "secret.txt"
+    secret.write_text("secret")
+    names = {"absolute": str(secret), "above": "../../secret.txt", "link": "secret\x1b.txt"}
+    if kind == "link":
+        (folder / names[kind]).symlink_to(secret)
+    with open(folder / "SHA256SUMS", "a") as file:
+        file.write(f"{hashlib.sha256(b'secret').hexdigest()}  {names[kind]}\n")
+    with upload_hub(REPO) as hub:
+        assert run(folder, monkeypatch, hub) == 78
+        assert not hub.requests and not hub.store
+    said = capsys.readouterr().err
+    assert "which is no file of the export. Remove that line" in said and "\x1b" not in said
+
+
+@pytest.mark.parametrize("error", [KeyError("commitUrl"), StopIteration(0), TypeError("None")])
+def test_an_answer_that_makes_no_sense_is_told_without_names_of_python(error: Exception) -> None:
+    with pytest.raises(upload.UploadError, match=r"refuses it: its answer cannot be read\."):
+        upload.describe(error, REPO, "it")

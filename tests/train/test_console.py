@@ -4,8 +4,11 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.running import ROOT
 from tests.terminal import show
+from train import console
 
 SPEAK = """
 import logging
@@ -46,3 +49,28 @@ def test_a_terminal_shows_less_than_a_pipe_gets() -> None:
         f"    make sample RUN_NAME={80 * 'x'}",
         f"the optimizer's learning rate is one of a kind and/or {80 * 'y'}",
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("a line of twenty co.", ["a line of twenty co."]),
+        ("a line of twenty-one.", ["a line of", "  twenty-one."]),
+        ("日本語の文 は長い です", ["日本語の文 は長い", "  です"]),
+        ("  one that is indented stays", ["  one that is indented stays"]),
+    ],
+)
+def test_lines_end_at_blanks_within_the_columns(
+    monkeypatch: pytest.MonkeyPatch, text: str, lines: list[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    assert console.wrap(text).split("\n") == lines
+
+
+def test_control_characters_and_what_the_encoding_lacks_are_escaped() -> None:
+    speak = SPEAK + 'log.info("file\\x1b[2J\\r.txt: %s\\nnext", "é")'
+    env = os.environ | {"PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-c", speak]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("\nfile\\x1b[2J\\r.txt: \\xe9\nnext\n")
+    assert not done.stderr

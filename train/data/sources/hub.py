@@ -71,10 +71,28 @@ def ask(
 ) -> T:
     """What answer() returns, asked again by the rules above. what: the end of "the hub does not give ..."; page: where
     repositories of its kind are shown."""
+
+    def judge(error: Exception) -> tuple[str, float]:
+        return judged(repository, what, error, page + repository)
+
+    return ask_until(f"the hub does not give {what}", answer, judge, SILENCE_S)
+
+
+def ask_until(
+    failure: str,
+    answer: Callable[[], T],
+    judge: Callable[[Exception], tuple[str, float]],
+    silence_s: float,
+) -> T:
+    """What answer() returns, asked again where that may help.
+
+    failure: what is said, before the cause. judge: returns the cause in words, and the seconds to wait at least; it
+    raises where asking again cannot help. silence_s: a connection on which nothing comes for so long is given up.
+    """
     take_over()
     began, failed = time.monotonic(), math.inf
     for attempt in range(1, TRIES + 1):
-        question.requested, question.until = set(), math.inf
+        question.requested, question.until, question.silence_s = set(), math.inf, silence_s
         try:
             return answer()
         except CorpusError:
@@ -82,10 +100,10 @@ def ask(
         except (
             Exception
         ) as error:  # the hub's client raises a score of types; what matters is at the root of them
-            cause, after_s = judged(repository, what, error, page + repository)
+            cause, after_s = judge(error)
             is_late = any(isinstance(found, Late) for found in causes(error))
         finally:
-            del question.requested, question.until
+            del question.requested, question.until, question.silence_s
         pause_s = max(
             after_s,
             min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (attempt - 1)) * random.uniform(0.5, 1.5),
@@ -94,18 +112,13 @@ def ask(
         if attempt == TRIES or is_late or time.monotonic() + pause_s > failed + TOTAL_S:
             break
         log.warning(
-            "the hub does not give %s: %s; asking again in %.1f s (%d of %d)",
-            what,
-            cause,
-            pause_s,
-            attempt,
-            TRIES - 1,
+            "%s: %s; asking again in %.1f s (%d of %d)", failure, cause, pause_s, attempt, TRIES - 1
         )
         time.sleep(pause_s)
     wait = f", and it asks to wait {after_s:.0f} s" if after_s > TOTAL_S else ""
     raise Unanswered(
-        f"the hub does not give {what}: {cause}{wait}; asked {attempt} times in "
-        f"{time.monotonic() - began:.0f} s; check the network, and run the same command again later"
+        f"{failure}: {cause}{wait}; asked {attempt} times in {time.monotonic() - began:.0f} s; check the "
+        "network, and run the same command again later"
     )
 
 
@@ -190,7 +203,7 @@ def take_over() -> None:
 
 
 def bounded(request: Any) -> None:
-    """Hook before a request: it waits SILENCE_S at most, and is not repeated for ever."""
+    """Hook before a request: it waits silence_s at most, and is not repeated for ever."""
     if not hasattr(question, "requested"):
         return
     path = (
@@ -204,7 +217,7 @@ def bounded(request: Any) -> None:
         raise Late(f"no whole answer came within {TOTAL_S:.0f} s")
     timeouts = request.extensions.get("timeout", {})
     request.extensions["timeout"] = {
-        kind: min(timeouts.get(kind) or SILENCE_S, SILENCE_S)
+        kind: min(timeouts.get(kind) or question.silence_s, question.silence_s)
         for kind in ("connect", "read", "write", "pool")
     }
 
