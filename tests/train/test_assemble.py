@@ -20,6 +20,7 @@ from train.assemble import (
     say_how_it_is_stopped,
     say_where_it_is_saved,
 )
+from train.data import prepare
 from train.data.manifest import DataError
 from train.distributed import world as distributed
 from train.distributed.world import World
@@ -147,6 +148,8 @@ def test_the_fingerprint_of_a_run_is_of_the_order_the_tokenizer_and_where_text_c
 
     assert fingerprint() == fingerprint(a=shards("k", ("1",), ("2",)))
     assert fingerprint().startswith("order-0123456789ab-")
+    # make eval finds the shards of a run by it.
+    assert fingerprint().endswith("-" + prepare.hash_origin({"a": shards("k", ("1",))})[:12])
     others = {
         fingerprint(order="other"),
         fingerprint(tokenizer="f" * 16),

@@ -15,6 +15,8 @@ import contextlib
 import fcntl
 import functools
 import gzip
+import hashlib
+import itertools
 import logging
 import lzma
 import sys
@@ -132,15 +134,42 @@ def is_finished(c: Config, name: str, v: Vocabulary) -> bool:
     return enough and all(info.file in there for seal in seals for info in seal.infos())
 
 
-def open_sources(c: Config, v: Vocabulary, partial: bool = False) -> dict[str, ShardSet]:
+def find_folders(c: Config, v: Vocabulary, fingerprint: str) -> dict[str, Path] | None:
+    """Find the shards that a run was trained with, by its data fingerprint; None where they are not in DATA_DIR.
+
+    They may be those of an earlier revision: the files of DATA, or a source, may have changed since then.
+    """
+    origin = fingerprint.rpartition("-")[2]
+    found: list[list[ShardSet]] = []
+    for name in c.mixture:
+        manifests = (data_dir(c) / name).glob(f"*/{v.sha256[:12]}/manifest.json")
+        found.append([ShardSet(path.parent, True, check=False) for path in sorted(manifests)])
+    for shards in itertools.product(*found):
+        sources = dict(zip(c.mixture, shards, strict=True))
+        if hash_origin(sources)[: len(origin)] == origin:
+            return {name: there.folder for name, there in sources.items()}
+    return None
+
+
+def hash_origin(sources: Mapping[str, ShardSet]) -> str:
+    """Hash where the text comes from: the end of a run's data fingerprint is the beginning of this."""
+    keys = [(name, shards.key) for name, shards in sources.items()]
+    return hashlib.sha256(repr(keys).encode()).hexdigest()
+
+
+def open_sources(
+    c: Config, v: Vocabulary, partial: bool = False, folders: Mapping[str, Path] | None = None
+) -> dict[str, ShardSet]:
     """The prepared shards of each source of the mixture, checked against the tokenizer and VOCAB_SIZE.
 
-    partial: of a source that is being streamed what there is; its manifest must be there.
+    partial: of a source that is being streamed what there is; its manifest must be there. folders: where they are, if
+    not where they would be prepared now.
     """
     check_tokenizer(c, v)
     opened = {}
     for name in c.mixture:
-        opened[name] = shards = ShardSet(source_folder(c, name, v), partial)
+        folder = folders[name] if folders else source_folder(c, name, v)
+        opened[name] = shards = ShardSet(folder, partial)
         shards.check_vocabulary(v.sha256, c.vocab_size)
         for split, word in (("train", "training"), ("validation", "validation")):
             if not shards.total(split, "tokens"):

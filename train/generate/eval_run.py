@@ -16,6 +16,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -150,12 +151,10 @@ def validate(trained: Trained, world: World) -> Validation:
             if trained.facts
             else None
         )
-        sources = prepare.open_sources(c, v, partial=True)
+        sources = prepare.open_sources(c, v, partial=True, folders=find_held_out(trained))
         evaluator = Evaluator(c, sources, padded_lengths(v, c), world, v.end_of_text, held_out)
     except (DataError, CorpusError) as error:
         problem = str(error)
-        if trained.facts and problem.endswith("make data"):
-            problem += advise_on_data(c)
     if problems := [text for text in from_all(problem) if text]:
         raise DataError(problems[0])
     assert evaluator
@@ -164,15 +163,33 @@ def validate(trained: Trained, world: World) -> Validation:
     return found
 
 
-def advise_on_data(c: Config) -> str:
-    """Return the rest of `make data` that makes the run's shards, and where the run had them."""
+def find_held_out(trained: Trained) -> dict[str, Path] | None:
+    """Find the shards with the text that the run held out; None where any text will do. Raises DataError.
+
+    Held-out text of other shards may be text that the run was trained on.
+    """
+    c = trained.config
+    fingerprint = trained.facts.get("checkpoint", {}).get("data", {}).get("fingerprint")
+    if not fingerprint:
+        return None
+    folders = prepare.find_folders(c, trained.vocabulary, fingerprint)
+    if folders is None:
+        raise DataError(explain_absence(c))
+    return folders
+
+
+def explain_absence(c: Config) -> str:
+    """Say that the shards of a run are not there, and how to make them."""
     paths = RunPaths.of(c.runs_dir, c.run_name, ROOT)
     trained_with = stored_config(paths)["settings"].get("DATA_DIR", "")
     text = f"DATA={shlex.quote(c.data)}" if c.pretrains_on_data else f"DATA_MIX={c.data_mix}"
+    folder = show_path(data_dir(c))
     return (
-        f" TOKENIZER={show_path(paths.tokenizer)} VOCAB_SIZE={c.vocab_size} {text} "
-        f"DATA_DIR={show_path(data_dir(c))}. Or set DATA_DIR to a copy of the folder that the run "
-        f"was trained with, which was DATA_DIR={trained_with}"
+        f"the text that {c.run_name} held out is not in DATA_DIR={folder}. What there is of {text} is "
+        "another revision, and the run may have been trained on what that holds out. Set DATA_DIR to a "
+        f"copy of the folder that the run was trained with, which was DATA_DIR={trained_with}. Or bring "
+        f"the text back as it was then and run: make data TOKENIZER={show_path(paths.tokenizer)} "
+        f"VOCAB_SIZE={c.vocab_size} {text} DATA_DIR={folder}"
     )
 
 

@@ -110,26 +110,49 @@ def test_without_a_bundle_the_rest_is_measured_and_the_code_says_so(trained, tmp
 def test_the_advice_names_the_text_that_was_given(monkeypatch):
     monkeypatch.setattr(eval_run, "stored_config", lambda paths: {"settings": {"DATA_DIR": "d"}})
     c = Config.of_preset(DATA="my novel.txt")
-    assert " VOCAB_SIZE=4096 DATA='my novel.txt' DATA_DIR=data. Or set" in eval_run.advise_on_data(
-        c
-    )
+    said = eval_run.explain_absence(c)
+    assert said.endswith(" VOCAB_SIZE=4096 DATA='my novel.txt' DATA_DIR=data")
     c = Config.of_preset(DATA_MIX="python:1")
-    assert " VOCAB_SIZE=4096 DATA_MIX=python:1 DATA_DIR=data. Or set" in eval_run.advise_on_data(c)
+    assert eval_run.explain_absence(c).endswith(" VOCAB_SIZE=4096 DATA_MIX=python:1 DATA_DIR=data")
 
 
-def test_a_copied_run_names_the_data_that_it_needs(trained, tmp_path):
+def test_a_run_is_scored_on_the_text_that_it_held_out_or_not_at_all(trained, tmp_path):
     env, run = trained
+    evaluate(env)
+    before = read_result(run)
     shutil.copytree(run, tmp_path / "run")
-    shutil.rmtree(tmp_path / "run" / "eval", ignore_errors=True)
-    elsewhere = env | {"RUNS_DIR": str(tmp_path), "DATA_DIR": str(tmp_path / "data")}
+    shutil.rmtree(tmp_path / "run" / "eval")
+    data = tmp_path / "data"
+    shutil.copytree(env["DATA_DIR"], data)
+    elsewhere = env | {"RUNS_DIR": str(tmp_path), "DATA_DIR": str(data)}
+    elsewhere |= {"CORE_BUNDLE": "none"}
     del elsewhere["TOKENIZER"]
+
+    # The text has changed since then and was prepared again: the shards of then are scored.
+    (pin,) = (data / "python-stdlib").glob("pin-*.json")
+    (shards,) = (data / "python-stdlib").glob("*/*/manifest.json")
+    folder = shards.parent.parent
+    pin.write_text(pin.read_text().replace(folder.name.split("-")[0], "changed"))
+    changed = folder.with_name(f"changed-{folder.name.split('-')[1]}")
+    shutil.copytree(folder, changed)
+    (manifest,) = changed.glob("*/manifest.json")
+    manifest.write_text(manifest.read_text().replace(folder.name, changed.name))
+    evaluate(elsewhere)
+    after = read_result(tmp_path / "run")
+    assert (after["val_loss"], after["scored_bytes"]) == (
+        before["val_loss"],
+        before["scored_bytes"],
+    )
+
+    # Only those of the changed text are left.
+    shutil.rmtree(folder)
     output = evaluate(elsewhere, code=78)
-    assert f"DATA_MIX=python-stdlib:1 DATA_DIR={tmp_path}/data. Or set DATA_DIR to" in output
-    assert f"trained with, which was DATA_DIR={env['DATA_DIR']}" in output
-    result = read_result(tmp_path / "run")
-    assert result["core"]["core_partial"] is not None
-    assert "val_loss" not in result
-    evaluate(elsewhere | {"DATA_DIR": env["DATA_DIR"]})
+    assert (
+        f"the text that run held out is not in DATA_DIR={data}. What there is of DATA_MIX="
+        in output
+    )
+    assert f"trained with, which was DATA_DIR={env['DATA_DIR']}. Or bring" in output
+    assert "val_loss" not in read_result(tmp_path / "run")
 
 
 @pytest.mark.fault(43)
