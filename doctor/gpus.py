@@ -17,11 +17,8 @@ from hardware.gpu_specs import find_gpu
 from hardware.visible_gpus import visible_devices, visible_gpus
 from settings.config import Config
 from settings.finding import FAIL, PASS, WARN, Finding
-from settings.precision import BFLOAT16_UNITS
+from settings.precision import BFLOAT16_FROM, BFLOAT16_UNITS, SMI_S
 
-SMI_S = (
-    20.0  # a driver that hangs is given up; without persistence mode eight GPUs take some seconds
-)
 FIELDS = ("index", "name", "uuid", "driver_version", "memory.total", "memory.used", "compute_cap")
 DEVICES = ("nvidia[0-9]*", "dxg")  # in /dev: of the driver for Linux, and of Windows' for WSL
 
@@ -35,7 +32,6 @@ DRIVERS = {11: (450, 80, 2), 12: (525, 60, 13), 13: (580,)}
 CU126 = ((5, 0), (9, 0))
 CU130 = ((7, 5), (12, 1))
 
-BF16_FROM = (8, 0)  # Ampere; before it torch only emulates bfloat16
 FA3_ONLY = 9  # Hopper
 MINE_MIB = 1024  # in use on a card that no program of note is on: a desktop, or a driver's own
 
@@ -56,7 +52,7 @@ class Gpu:
     def has_bf16(self) -> bool | None:
         """None where it is not known."""
         if self.capability:
-            return self.capability >= BF16_FROM
+            return self.capability >= BFLOAT16_FROM
         card = find_gpu(self.name)
         return None if card is None else card.bf16_tflops is not None
 
@@ -421,7 +417,7 @@ def find_attention_problem(c: Config, seen: Seen) -> str:
     }[c.attention]
     for gpu in seen.visible[: processes_of(c, seen)]:
         if gpu.capability and (
-            gpu.capability[0] != FA3_ONLY if c.attention == "fa3" else gpu.capability < BF16_FROM
+            gpu.capability[0] != FA3_ONLY if c.attention == "fa3" else gpu.capability < BFLOAT16_FROM
         ):
             return f"{gpu.name} is no {wants} card"
     if importlib.util.find_spec(module) is None:

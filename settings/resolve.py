@@ -73,6 +73,10 @@ def resolve(
         goals = environ.get("MAKE_GOALS", target).split()
     targets = TARGETS.intersection(goals)
     problems = [explain_target(goal) for goal in goals if goal not in TARGETS]
+    if "DATA" in environ.get("MAKE_SETTINGS", "").split() and not environ.get("DATA"):
+        problems.append(
+            "DATA (command line): Is empty. Name a file, a folder or hf:OWNER/NAME, or leave DATA out."
+        )
 
     weakest = list_defaults(target, defaults or {})
     typed = sources.read_command_line(environ)

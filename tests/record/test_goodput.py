@@ -250,3 +250,11 @@ def test_every_second_is_counted_once_whatever_happens() -> None:
         assert min(result.seconds.values()) >= 0.0
         steps = sum(record["event"] == "step" for record in run.records)
         assert steps - result.lost_steps == len(keep_final_steps(run.records)), seed
+
+
+def test_a_pause_before_a_run_that_was_done_is_extended_is_not_its_time() -> None:
+    run = Clock()
+    run.start().steps(1, 2).write("end", 2, reason="done")
+    run.resume(2, down=470.0).steps(3, 3).write("end", 3, reason="stopped")
+    run.resume(3, down=9.0).steps(4, 4)
+    assert seconds_of(run) == {"training": 8.0, "down": 9.0}

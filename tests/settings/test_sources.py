@@ -82,6 +82,12 @@ def test_an_empty_value_counts_as_not_set(root: Path) -> None:
 
 
 @pytest.mark.fault(23)
+def test_data_that_is_empty_on_the_command_line_is_refused(root: Path) -> None:
+    (problem,) = resolve({**typed(DATA=""), "PRESET": "tiny"}, root).problems
+    assert problem.startswith("DATA (command line): Is empty. Name a file, a folder or hf:OWNER")
+    assert not resolve({"DATA": "", "PRESET": "tiny"}, root).problems
+
+
 @pytest.mark.parametrize(
     ("name", "suggestion"),
     [

@@ -12,6 +12,7 @@ training; while a run streams, its producer is (producer.py).
 """
 
 import contextlib
+import dataclasses
 import fcntl
 import functools
 import gzip
@@ -51,7 +52,7 @@ from train.data.shards import ShardSet
 from train.data.sources.fetch import Files
 from train.data.sources.pin import Pinned, pin
 from train.data.sources.rows import Document, documents
-from train.data.sources.source import CorpusError, is_validation
+from train.data.sources.source import CorpusError
 from train.data.tokenizer import TokenizerError, Vocabulary, from_hub, load
 from train.data.tokenizer import train as train_tokenizer
 
@@ -102,9 +103,32 @@ def tokenizer_text(c: Config) -> Iterator[str]:
         for item in documents(p, files_of(c, p)):  # what is dropped is counted when shards are made
             if left <= 0:
                 break
-            if isinstance(item, Document) and not is_validation(p.source, item.name):
+            if isinstance(item, Document) and not p.holds_out(item.name):
                 left -= len(item.text)
                 yield item.text
+
+
+def hold_out_one(c: Config, p: Pinned) -> Pinned:
+    """Choose a document of DATA to hold out, if its text is so little that the hash chooses none.
+
+    Raises CorpusError where there are no two different documents, one to train on and one to hold out.
+    """
+    if not p.source.place:
+        return p
+    names: set[str] = set()
+    choices: set[bool] = set()
+    for item in documents(p, files_of(c, p)):
+        if isinstance(item, Document):
+            names.add(item.name)
+            choices.add(p.holds_out(item.name))
+            if len(choices) == 2:
+                return p
+    if len(names) < 2 or choices == {True}:
+        raise CorpusError(
+            f"DATA={p.source.place}: Has only one document, or all are equal. One must be held out. Use "
+            "more text."
+        )
+    return dataclasses.replace(p, held_out=min(names))
 
 
 def source_folder(c: Config, name: str, v: Vocabulary) -> Path:
@@ -299,7 +323,7 @@ def compressed_bpb(p: Pinned, files: Files) -> dict[str, float]:
     held_out = b"".join(
         item.text.encode()
         for item in documents(p, files)
-        if isinstance(item, Document) and is_validation(p.source, item.name)
+        if isinstance(item, Document) and p.holds_out(item.name)
     )
     return (
         {
@@ -342,7 +366,8 @@ def prepare(c: Config, whole: bool = False) -> None:
             return
         with one_at_a_time(data_dir(c)):
             for name in c.mixture:
-                pin(source_of(c, name), data_dir(c) / name, c.hf_token)
+                source = source_of(c, name)
+                pin(source, data_dir(c) / name, c.hf_token, lambda p: hold_out_one(c, p))
             v = vocabulary(c, make=True)
         check_tokenizer(c, v)
         if not whole and streams(c, v):

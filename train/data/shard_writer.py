@@ -29,7 +29,6 @@ from train.data.shards import DTYPES, token_bytes, write_shard
 from train.data.sources.fetch import Files
 from train.data.sources.pin import Pinned
 from train.data.sources.rows import Cursor, Document, Dropped, documents
-from train.data.sources.source import is_validation
 from train.data.tokenizer import Vocabulary
 
 log = logging.getLogger(__name__)
@@ -214,7 +213,7 @@ class Maker:
 
     def add(self, entry: Entry, ids: np.ndarray) -> str:
         """A document goes to its split, which is returned."""
-        split = "validation" if is_validation(self.pinned.source, entry.name) else "train"
+        split = "validation" if self.pinned.holds_out(entry.name) else "train"
         self.pending[split].add(ids, entry.text_bytes)
         return split
 

@@ -375,8 +375,7 @@ def train(texts: Iterator[str], vocab_size: int, target: Path) -> Vocabulary:
         minimum = round(SETTINGS["VOCAB_SIZE"].minimum)
         if got < minimum:
             raise TokenizerError(
-                f"There is too little text: its tokenizer would have {got} tokens, and the minimum is "
-                f"{minimum}. Use more text."
+                f"The text is too short to train a tokenizer of {minimum} tokens. Use more text."
             )
         raise TokenizerError(
             f"the text gives a vocabulary of {got} tokens only, not VOCAB_SIZE={vocab_size}; "

@@ -160,3 +160,28 @@ def test_the_plan_refuses_what_is_repeated_too_often_and_counts_what_is_read(
     assert fits
     less = Config.of_preset(**settings, TRAIN_TOKENS=fits[1])
     assert data_wanted.findings(less, data_wanted.epochs(less))[0].level == WARN
+
+
+def test_of_little_text_one_document_is_held_out(tmp_path: Path) -> None:
+    path = tmp_path / "few.jsonl"
+    texts = [f"{n}: {Path(__file__).read_text()}" for n in range(3)]  # the hash holds out none
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts * 2))
+    for _ in range(2):
+        done = prepare_data(tmp_path, str(path), TRAIN_TOKENS="20000", WARMUP_TOKENS="0")
+        assert done.returncode == 0, done.stdout + done.stderr
+    c = Config.of_preset(DATA=str(path), DATA_DIR=str(tmp_path / "data"), VOCAB_SIZE="300")
+    (shards,) = prepare.open_sources(c, prepare.vocabulary(c)).values()
+    assert shards.total("train", "documents") == 4
+    assert shards.total("validation", "documents") == 2  # equal ones are held out together
+
+
+def test_text_that_has_no_two_documents_is_refused_before_shards_are_made(tmp_path: Path) -> None:
+    path = tmp_path / "same.jsonl"
+    path.write_text(json.dumps({"text": "the same " * 200}) + "\n")
+    path.write_text(path.read_text() * 600)
+    done = prepare_data(tmp_path, str(path))
+    assert done.returncode == 78
+    assert "Has only one document, or all are equal. One must be held out." in (
+        done.stdout + done.stderr
+    )
+    assert not list((tmp_path / "data").rglob("*.bin"))

@@ -19,7 +19,7 @@ import re
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from record.durable import make_printable, write_whole
 from settings import ROOT
 from train.data.sources.given import find_path, list_files
 from train.data.sources.hub import ask
-from train.data.sources.source import CorpusError, Source
+from train.data.sources.source import CorpusError, Source, is_validation
 
 log = logging.getLogger(__name__)
 
@@ -60,27 +60,44 @@ class File:
 
 @dataclasses.dataclass(frozen=True)
 class Pinned:
-    """A source at a revision; the order of the files is that of the documents."""
+    """A source at a revision; the order of the files is that of the documents.
+
+    held_out: the name of a document that is held out beside those that their hash chooses, of little text.
+    """
 
     source: Source
     revision: str
     files: tuple[File, ...]
+    held_out: str = ""
 
     @property
     def key(self) -> str:
         """The name of a folder with what is made from it."""
-        return f"{self.revision[:12]}-{self.source.identity}"
+        choice = f"-{self.held_out[:8]}" if self.held_out else ""
+        return f"{self.revision[:12]}-{self.source.identity}{choice}"
+
+    def holds_out(self, name: str) -> bool:
+        """Whether the document of that name is never trained on."""
+        return name == self.held_out or is_validation(self.source, name)
 
 
-def pin(s: Source, folder: Path, token: str = "") -> Pinned:
-    """The source at its revision, written to `folder`; looked up where that was not done before."""
+def pin(
+    s: Source,
+    folder: Path,
+    token: str = "",
+    finish: Callable[[Pinned], Pinned] = lambda pinned: pinned,
+) -> Pinned:
+    """The source at its revision, written to `folder`; looked up where that was not done before.
+
+    finish: what is done to the pin of local files before it is written.
+    """
     path = pin_path(s, folder)
     if s.kind == "hub":
         if path.exists() and (found := read(s, path)).revision == (s.revision or found.revision):
             return found
         made = hub_pin(s, token)
     else:
-        made = local_pin(s, folder)
+        made = finish(local_pin(s, folder))
     if not path.exists() or read_text(path) != text_of(made):
         write_whole(path, text_of(made).encode())
     return made
@@ -119,6 +136,7 @@ def text_of(made: Pinned) -> str:
                 "identity": made.source.identity,
                 "revision": made.revision,
                 "files": files,
+                **({"held_out": made.held_out} if made.held_out else {}),
             },
             indent=1,
         )
@@ -142,7 +160,7 @@ def read(s: Source, path: Path) -> Pinned:
         files = tuple(
             File(str(name), int(size), str(digest)) for name, size, digest in content["files"]
         )
-        return Pinned(s, str(content["revision"]), files)
+        return Pinned(s, str(content["revision"]), files, content.get("held_out", ""))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CorpusError(
             f"{path}: not the pin of a source ({error!r}); delete it and run: make data"
