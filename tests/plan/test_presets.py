@@ -155,3 +155,20 @@ def test_a_preset_as_it_stands_takes_nothing_from_a_user(tmp_path, monkeypatch):
     monkeypatch.setenv("SEED", "4")
     c = Config.of_preset(PRESET="tiny", N_HEAD="2")
     assert (c.seed, c.n_layer, c.n_head) == (2, 4, 2)
+
+
+def test_the_first_run_is_the_one_that_was_measured() -> None:
+    """docs/decisions/0031-first-run.md and the README have its figures: change them together."""
+    config = Config.of_preset(PRESET="tiny").values()
+    measured = {
+        "OPTIMIZER": "muon",
+        "LEARNING_RATE": 1e-2,
+        "MIN_LEARNING_RATE": 0,
+        "TRAIN_TOKENS": 4_000_000,
+        "BATCH_TOKENS": 4096,
+        "SEQ_LEN": 128,
+        "QK_NORM": True,
+        "DATA_MIX": "python:1",
+        "SEED": 1337,
+    }
+    assert {name: config[name] for name in measured} == measured

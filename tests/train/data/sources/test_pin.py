@@ -15,7 +15,7 @@ from settings import ROOT
 from tests.faults.hub import REVISION, Hub, Repository, hub
 from train.data.sources import given, pin
 from train.data.sources.pin import File, Pinned
-from train.data.sources.source import CorpusError, Source
+from train.data.sources.source import CorpusError, Source, declared
 
 
 def papers(folder: Path, *patterns: str) -> Source:
@@ -325,3 +325,11 @@ def test_the_files_of_a_config_and_split_are_pinned_with_what_the_hub_says_of_th
         assert asked > 20
         again = ask(server, tmp_path, {"repository": "a/many", "config": "one"})  # s0, as above
         assert again == [one] and len(server.requests) == asked
+
+
+def test_the_first_runs_source_leaves_out_tables() -> None:
+    source = declared("python", [ROOT / "sources"])
+    names = set(pin.stdlib_names()) - set(pin.stdlib_names(source.leave_out))
+    for folder in ("encodings/", "pydoc_data/"):
+        assert any(name.startswith(folder) for name in names)
+    assert {"html/entities.py", "stringprep.py"} <= names
