@@ -417,7 +417,9 @@ def find_attention_problem(c: Config, seen: Seen) -> str:
     }[c.attention]
     for gpu in seen.visible[: processes_of(c, seen)]:
         if gpu.capability and (
-            gpu.capability[0] != FA3_ONLY if c.attention == "fa3" else gpu.capability < BFLOAT16_FROM
+            gpu.capability[0] != FA3_ONLY
+            if c.attention == "fa3"
+            else gpu.capability < BFLOAT16_FROM
         ):
             return f"{gpu.name} is no {wants} card"
     if importlib.util.find_spec(module) is None:

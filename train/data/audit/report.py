@@ -10,7 +10,6 @@ takes 8 bytes a document, and 4 for its length; among 10**8 documents two others
 
 import concurrent.futures
 import dataclasses
-import io
 import json
 import logging
 import os
@@ -24,6 +23,7 @@ import numpy as np
 
 from record.durable import write_whole
 from settings.config import Config
+from train.console import start_logging
 from train.data import prepare
 from train.data.audit import overlap, report_text
 from train.data.audit.overlap import Task
@@ -397,11 +397,7 @@ def make(c: Config) -> dict[str, Any]:
 
 
 def main() -> int:
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(
-            errors="backslashreplace"
-        )  # text of all languages, on a terminal of any
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    start_logging()
     return prepare.exit_code(lambda: tell(Config.load()))
 
 

@@ -77,7 +77,7 @@ def given_source(data: str, name: str) -> Source:
         config=match["first"] if match["second"] else None,
         split=match["second"] or match["first"] or "train",
         revision=match["revision"] or "",
-        remedies=source.remedies | remedies,
+        remedies={**source.remedies, **remedies},
     )
 
 
