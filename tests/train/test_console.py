@@ -55,6 +55,8 @@ def test_a_terminal_shows_less_than_a_pipe_gets() -> None:
     ("text", "lines"),
     [
         ("a line of twenty co.", ["a line of twenty co."]),
+        ("two  blanks, 20 col.", ["two  blanks, 20 col."]),
+        ("a line of twenty co. and more", ["a line of twenty co.", "  and more"]),
         ("a line of twenty-one.", ["a line of", "  twenty-one."]),
         ("日本語の文 は長い です", ["日本語の文 は長い", "  です"]),
         ("  one that is indented stays", ["  one that is indented stays"]),
