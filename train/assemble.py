@@ -528,9 +528,7 @@ def say_data(c: Config, sources: dict[str, ShardSet]) -> None:
 
 def data_fingerprint(loader: Loader, vocabulary: Vocabulary, sources: dict[str, ShardSet]) -> str:
     """Of the order of samples and of where they come from; the same for shards that are made and being made."""
-    origin = hashlib.sha256(
-        repr([(name, shards.key) for name, shards in sources.items()]).encode()
-    ).hexdigest()
+    origin = prepare.hash_origin(sources)
     return f"{loader.mixture.fingerprint}-{vocabulary.sha256[:12]}-{origin[:12]}"
 
 

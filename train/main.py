@@ -261,7 +261,7 @@ def say_shares(job: Job) -> None:
     for name, seen in job.shares.items():
         epochs = f", {seen['epochs']:.2f} epochs" if seen["epochs"] else ""
         parts.append(
-            f"{name} {100 * seen['share']:.2f}% = {seen['tokens'] / 1e6:.2f} M tokens{epochs}"
+            f"{name} {100 * seen['share']:.2f}% = {seen['tokens'] / 1e6:.2f}M tokens{epochs}"
         )
     job.recorder.say(f"trained on {'; '.join(parts)}")
 

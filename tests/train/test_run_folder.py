@@ -122,7 +122,7 @@ def test_a_terminal_sees_what_people_read(tmp_path, data):
         if re.fullmatch(r"step=20/40 loss=\S+ tokens_per_s=\d+ left=\S+", line)
     ]
     assert re.search(r"The model needs \d\.\d{3} bits per byte of held-out text", seen.decode())
-    assert "It wrote (all of it is in sample.txt):" in lines and any(
+    assert "Samples (full text in sample.txt):" in lines and any(
         line.startswith("    def ") for line in lines
     )
     assert re.fullmatch(r"Finished in \d+:\d\d\.", lines[-2])

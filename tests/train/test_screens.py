@@ -19,7 +19,7 @@ def normalize(screen: str, folder: Path) -> str:
     """Return a screen with long lines whole again, numbers as N, and what the model wrote left out."""
     screen = re.sub(r"(?<=\S)\n  (?=\S)", " ", screen)
     screen = screen.replace(str(folder), "FOLDER")
-    screen = re.sub(r"(It wrote.*\n)(    .*\n|\n(?=    ))*", r"\1", screen)
+    screen = re.sub(r"(Samples .*\n)(    .*\n|\n(?=    ))*", r"\1", screen)
     screen = re.sub(r"^step=.*\n(step=.*\n)*", "step=...\n", screen, flags=re.MULTILINE)
     screen = re.sub(r"^(an evaluation took|This run got) .*\n", "", screen, flags=re.MULTILINE)
     return re.sub(r"\d[\d.,:]*(?<=\d)", "N", screen)

@@ -63,7 +63,7 @@ def write_texts(job: "Job", is_together: bool) -> list[str]:
 
 def show(job: "Job", texts: list[str]) -> None:
     """Write sample.txt, and print the beginnings."""
-    where = " (all of it is in sample.txt)"
+    where = " (full text in sample.txt)"
     try:
         write_whole(job.paths.sample, ("\n\n".join(texts) + "\n").encode())
     except OSError as error:  # it is printed, and the run is whole without it
@@ -74,7 +74,7 @@ def show(job: "Job", texts: list[str]) -> None:
     shown = "\n\n".join(map(excerpt, texts))
     job.recorder.say(
         f"sample, step {job.step}:\n{textwrap.indent(whole, '    ')}",
-        f"\nIt wrote{where}:\n{textwrap.indent(shown, '    ')}",
+        f"\nSamples{where}:\n{textwrap.indent(shown, '    ')}",
     )
 
 
