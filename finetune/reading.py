@@ -38,7 +38,7 @@ from train.data.sources.formats import (
 )
 from train.data.sources.pin import Pinned, pin
 from train.data.sources.rows import ENOUGH_ROWS
-from train.data.sources.source import CorpusError, Source
+from train.data.sources.source import DECLARED, CorpusError, Source
 
 READABLE = tuple(suffix for suffix in FORMATS if FORMATS[suffix] != "text")
 NAMED = 3  # of each reason for which rows are dropped
@@ -163,6 +163,7 @@ def source_of(data: str, setting: str = "DATA") -> Source:
             f"set on the hub; for example {setting}=chats.jsonl, or {setting}=OWNER/NAME:CONFIG:SPLIT"
         )
     first, second = is_hub["first"], is_hub["second"]
+    config = f"{first}:" if second else ""
     return Source(
         setting,
         "hub",
@@ -171,6 +172,11 @@ def source_of(data: str, setting: str = "DATA") -> Source:
         config=first if second else None,
         split=second or first or "train",
         revision=is_hub["revision"] or "",
+        remedies={
+            **DECLARED,
+            "config": f"Name one of them: {setting}={is_hub['repository']}:CONFIG:train",
+            "split": f"Name one of them: {setting}={is_hub['repository']}:{config}SPLIT",
+        },
     )
 
 
@@ -185,14 +191,7 @@ def pinned_files(
     try:
         pinned = pin(s, folder, token)
     except CorpusError as error:
-        raise CorpusError(
-            f"{setting}={data}: {error}"
-            + (
-                f" ({setting}=OWNER/NAME:CONFIG:SPLIT names config and split)"
-                if s.kind == "hub"
-                else ""
-            )
-        ) from None
+        raise CorpusError(f"{setting}={data}: {error}") from None
     if wrong := next(
         (file.name for file in pinned.files if not file.name.lower().endswith(READABLE)), None
     ):

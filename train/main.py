@@ -170,16 +170,24 @@ def run(process: Process, workload: Workload) -> int:
     attempt = begin(config, paths, world, process.interrupt, process.status, is_shared, stopwatch)
     job = process.job = workload.build_job(attempt)
     is_done = loop.train(job)
+    limit_s = config.start_timeout_s + config.sample_tokens
+    # The others wait here while the first one samples and sums up.
+    with job.activity("the end of the run", limit_s, "START_TIMEOUT_S"):
+        say_end(job, is_done)
+        from_first(None)  # leave together: torchrun ends the others as soon as one has left
+    return DONE if is_done else STOPPED
+
+
+def say_end(job: Job, is_done: bool) -> None:
+    """Say how training ended: in the log, the record and STATUS.json."""
     if is_done:
         say_shares(job)
     else:
         say_stopped(job)
-    end_record(job, "done" if is_done else "stopped")
-    code = DONE if is_done else STOPPED
-    phase = "done" if is_done else "stopped"
-    job.status.phase(phase, step=job.step, last_step=config.last_step, exit_code=code)
-    from_first(None)  # leave together: torchrun ends the others as soon as one has left
-    return code
+    phase, code = ("done", DONE) if is_done else ("stopped", STOPPED)
+    end_record(job, phase)
+    last_step = job.config.last_step
+    job.status.phase(phase, step=job.step, last_step=last_step, exit_code=code)
 
 
 def explain(process: Process, error: BaseException) -> tuple[int, str]:

@@ -3,15 +3,41 @@
 Matrices decay, vectors (the norms) do not. The learning rate and all other values are set anew at each step.
 """
 
+import inspect
+
 import torch
 from torch import Tensor, nn
-from torch.optim import AdamW, Muon
 
 from settings import SettingsError
 from settings.config import Config
 
 MUON_MOMENTUM = 0.95  # decay of Muon's momentum (Nesterov)
 ADAM_EPS = 1e-8  # added to the square root of Adam's second moment
+
+
+class _Plain(torch.optim.Optimizer):
+    """torch's optimizers without what keeps torch's compiler from looking inside.
+
+    Those wrappers import the compiler when they are first called, which takes a second and 60 MB of a run that
+    compiles nothing. The methods below are torch's own, unwrapped.
+    """
+
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+    zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
+    state_dict = inspect.unwrap(torch.optim.Optimizer.state_dict)
+    load_state_dict = inspect.unwrap(torch.optim.Optimizer.load_state_dict)
+
+
+class AdamW(_Plain, torch.optim.AdamW):
+    """Loshchilov and Hutter 2019."""
+
+    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
+
+
+class Muon(_Plain, torch.optim.Muon):
+    """Jordan et al. 2024: the momentum of a matrix, made orthogonal by five Newton-Schulz iterations in bfloat16."""
+
+    step = torch.no_grad()(inspect.unwrap(torch.optim.Muon.step))
 
 
 class Optimizer:

@@ -83,9 +83,9 @@ def test_a_folder_is_all_such_files_below_it_by_name(tmp_path: Path) -> None:
 
 
 def test_names_stay_as_they_are_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from train.data.sources import pin
+    from train.data.sources import given, pin
 
-    for module in (reading, pin):
+    for module in (reading, pin, given):
         monkeypatch.setattr(module, "ROOT", tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     write_rows(tmp_path / "chats" / "x.jsonl", ROWS[:1])
@@ -291,6 +291,6 @@ def test_a_data_set_on_the_hub_is_read_and_no_download_stays(tmp_path: Path) -> 
         train, test, none = ask(server, tmp_path, "a/chats", "a/chats:test", "a/chats:sft")
     assert train == [["train.jsonl:1", [["user", "q?"], ["assistant", "a"]]]]
     assert test == [["test.jsonl:1", [["user", "p?"], ["assistant", "c"]]]]
-    assert none.startswith("DATA=a/chats:sft: a/chats has no split sft; there are: test, train;")
-    assert none.endswith("(DATA=OWNER/NAME:CONFIG:SPLIT names config and split)")
+    assert none.startswith("DATA=a/chats:sft: a/chats has no split sft; there are: test, train. ")
+    assert none.endswith("Name one of them: DATA=a/chats:SPLIT.")
     assert not list(tmp_path.rglob("*.jsonl"))

@@ -493,7 +493,7 @@ def test_a_job_that_is_none_of_ours_and_a_volume_that_is_lost(
             "test.example.org",
             "4",
             "WARN storage STORAGE_CLASS=standard: whether 4 pods may write to what test.example.org "
-            "makes is not known here; CephFS and NFS let them",
+            "makes is not known here. CephFS and NFS let them",
         ),
         (
             "test.example.org",

@@ -77,7 +77,7 @@ OF_THE_MANIFESTS = {
     "PRIORITY_CLASS",
     "IMAGE_PULL_SECRET",
 }
-SECRETS = {"HF_TOKEN", "WANDB_API_KEY"}
+SECRETS = {"HF_TOKEN", "RUN_SECRET", "WANDB_API_KEY"}
 
 Load = Callable[..., Config]
 
@@ -297,6 +297,7 @@ def test_a_pod_is_not_told_what_is_of_this_machine_or_secret(load: Load) -> None
         "VOLUME": "v",
         "TOLERATIONS": "a",
         "HF_TOKEN": "hf-not-to-be-seen",
+        "RUN_SECRET": "secret-not-to-be-seen-0123456789abcdef",
         "WANDB_API_KEY": "key-not-to-be-seen",
         "WHERE": "cluster",
         "RUNS_DIR": "/home/me/runs",

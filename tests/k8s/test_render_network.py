@@ -109,7 +109,7 @@ def test_the_page_gives_a_reason_for_each() -> None:
 
 def test_the_computed_numbers_of_the_page_are_so() -> None:
     per_channel = 4 * 2**20 * 8 / 0.03 / 1e9  # Gbit/s: one buffer in each 30 ms
-    said = re.search(r"at most ([\d.]+)\s+Gbit/s, four of them ([\d.]+) \(computed", PAGE)
+    said = re.search(r"at most ([\d.]+)\s+Gbit/s,\s+four of them ([\d.]+) \(computed", PAGE)
     assert said and [float(number) for number in said.groups()] == [
         round(per_channel, 1),
         round(4 * per_channel, 1),

@@ -122,8 +122,9 @@ def write(
     files: dict[str, tuple[int, str]] = {}
     try:
         with together(target, "write", group):  # all must enter the collectives of `save`
+            root.mkdir(parents=True, exist_ok=True)
             check_space(root, need)
-            temporary.mkdir(parents=True, exist_ok=True)
+            temporary.mkdir(exist_ok=True)
         with together(target, "write", group):
             (save or save_tensors)(states, temporary, group)
             described = flush_and_describe(temporary, world.rank)

@@ -80,7 +80,11 @@ def check_states(manifest: dict[str, Any]) -> None:
     # The first manifests had neither of these.
     manifest.setdefault("evaluated_at", 0)
     opened = data.setdefault("opened", {})
-    itemgetter("files")(manifest)
+    if not all(isinstance(described, list) for described in manifest["files"].values()):
+        raise ValueError("its files have no sizes and hashes")
+    loss = manifest.get("val_loss")
+    if not (loss is None or isinstance(loss, float | int)):
+        raise ValueError("its val_loss is no number")
     itemgetter("gaps", "fingerprint")(data)
     for shards in opened.values():
         itemgetter("shards", "digest", "round")(shards)

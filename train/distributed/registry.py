@@ -35,6 +35,7 @@ from train.distributed.signed_http import (
 
 WAITING = "waiting for peers"  # phase of a run, followed by "i/n"
 CALL_S = 5.0  # for the registry to answer
+LONGEST_ANSWER = 2**24  # bytes; what a thousand nodes say of themselves takes 3 MB
 LOOK_S = 0.2  # between two looks at it
 MEMBER = re.compile(r"/([0-9]{1,5})")
 
@@ -156,7 +157,7 @@ class Client:
         request = signed_request(self.address, self.find_secret, method, path, body, CALL_S)
         try:
             with request as (response, secret, signature):
-                text = response.read()
+                text = response.read(LONGEST_ANSWER)
             if not is_same(response.headers.get("Signature"), sign(secret, signature, text)):
                 raise WrongSecret
         except WrongSecret:
@@ -166,7 +167,9 @@ class Client:
         except TimeoutError:
             problem = f"does not answer in {CALL_S:.0f} s: a firewall, or another network's address"
         except OSError as error:
-            problem = f"cannot be reached ({error.strerror}): check the address and the network"
+            problem = (
+                f"cannot be reached ({error.strerror or error}): check the address and the network"
+            )
         except http.client.HTTPException:
             problem = "is another program's port: choose another one"
         else:

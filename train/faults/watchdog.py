@@ -4,8 +4,8 @@
 
 Whoever makes progress calls `expect` again. A thread watches that, and says in the log which rank hangs at which line;
 behind it a process of its own watches the thread (stuck_python.py), for a call that never gives the interpreter's
-lock back. Time in which the process itself was stopped, by SIGSTOP or with the machine, does not count, and a hang
-that ends while it is being reported is none. All ranks wait for the one that hangs, so that all write their stacks,
+lock back. It also says for how long this process was stopped, by SIGSTOP or with the machine: that time does not count.
+A hang that ends while it is being reported is none. All ranks wait for the one that hangs, so that all write their stacks,
 at about the same time. Standard library only.
 """
 
@@ -15,6 +15,7 @@ import faulthandler
 import logging
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -33,7 +34,8 @@ BEHIND_S = 5.0  # a process whose Python is stuck has so many seconds more
 GATHER_S = 3.0  # the first rank waits so long for the others' stacks
 LOOK_S = 0.25  # how often the thread looks
 SIGN_S = 1.0  # how often it tells stuck_python.py that it does
-STOPPED_S = 2.0  # a look that comes so much too late: the process was stopped
+LATE_S = 2.0  # a look that comes so much too late: perhaps the process was stopped
+KEEPER_S = 3.0  # for stuck_python.py to say for how long, and to end
 FRAME = re.compile(r'  File "(.+)", line (\d+) in (.+)')
 
 
@@ -68,7 +70,7 @@ class Watchdog:
         self.keeper = subprocess.Popen(
             [sys.executable, "-I", "-S", stuck_python.__file__, str(os.getpid())],
             stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             bufsize=0,
             start_new_session=True,
         )
@@ -96,7 +98,11 @@ class Watchdog:
         self.over.set()
         assert self.keeper.stdin
         self.keeper.stdin.close()
-        self.keeper.wait()
+        try:
+            self.keeper.wait(KEEPER_S)
+        except subprocess.TimeoutExpired:  # somebody has stopped it
+            self.keeper.kill()
+            self.keeper.wait()
         if self.file:
             faulthandler.unregister(signal.SIGUSR2)
             self.file.close()
@@ -113,12 +119,21 @@ class Watchdog:
             now = time.monotonic()
             late_s = now - looked - LOOK_S
             looked = now
-            if late_s > STOPPED_S:
-                self.since += late_s
+            if late_s > LATE_S:
+                self.since += self.ask_stopped()
+                looked = now = time.monotonic()
             if now - signed >= SIGN_S:
                 signed = now
                 self.sign()
             self.look(now)
+
+    def ask_stopped(self) -> float:
+        """Return the seconds for which this process was stopped: a thread alone cannot tell that from a busy lock."""
+        assert self.keeper.stdout
+        ready, _, _ = select.select([self.keeper.stdout], [], [], KEEPER_S)
+        if not ready:
+            return 0.0
+        return sum(map(float, os.read(self.keeper.stdout.fileno(), 4096).split()))
 
     def sign(self) -> None:
         """Tell stuck_python.py that Python runs, and how long it may be silent."""

@@ -131,19 +131,68 @@ def barks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: Looks, limit_s
 
 
 @pytest.mark.fault(44)
-@pytest.mark.parametrize(("stopped_s", "hangs"), [(70.0, False), (100_000.0, False), (1.5, True)])
+@pytest.mark.parametrize(
+    ("late_s", "stopped_s", "hangs"),
+    [
+        (70.0, 70.0, False),
+        (100_000.0, 100_000.0, False),
+        (70.0, 0.0, True),  # it ran, and a call in C kept the lock
+        (1.5, 0.0, True),
+    ],
+)
 def test_time_in_which_the_process_was_stopped_does_not_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped_s: float, hangs: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    late_s: float,
+    stopped_s: float,
+    hangs: bool,
 ) -> None:
-    """SIGSTOP for longer than a step may take; a look that comes a little late is none."""
+    """SIGSTOP for longer than a step may take, as the process beside says."""
+    monkeypatch.setattr(Watchdog, "ask_stopped", lambda dog: stopped_s)
     look = watchdog.LOOK_S
-    looks = Looks(look, look, stopped_s + look, look, look)
+    looks = Looks(look, look, late_s + look, look, look)
     assert bool(barks(tmp_path, monkeypatch, looks, limit_s=2.0)) is hangs
 
 
 def test_a_hang_behind_a_stop_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Watchdog, "ask_stopped", lambda dog: 70.0)
     look = watchdog.LOOK_S
-    assert barks(tmp_path, monkeypatch, Looks(look, 70.0, *[look] * 9), limit_s=2.0) > 0
+    assert barks(tmp_path, monkeypatch, Looks(look, 70.0, *[look] * 12), limit_s=2.0) > 0
+
+
+@pytest.mark.parametrize("stopped", ["the process", "both"])
+def test_the_process_beside_says_for_how_long_one_was_stopped(stopped: str) -> None:
+    process = subprocess.Popen(["sleep", "60"])
+    beside = subprocess.Popen(
+        [sys.executable, "-I", "-S", watchdog.stuck_python.__file__, str(process.pid)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    both = [process, beside] if stopped == "both" else [process]
+    try:
+        assert beside.stdin and beside.stdout
+        time.sleep(0.5)
+        for one in both:
+            one.send_signal(signal.SIGSTOP)
+        time.sleep(6)
+        for one in both:
+            one.send_signal(signal.SIGCONT)
+        assert float(beside.stdout.readline()) > 3  # in ticks of a second
+        beside.stdin.close()
+        assert beside.wait(30) == 0
+    finally:
+        process.kill()
+        beside.kill()
+
+
+def test_a_process_beside_that_was_stopped_keeps_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchdog, "KEEPER_S", 0.2)
+    dog = Watchdog(tmp_path / "hang", 0, "here")
+    dog.keeper.send_signal(signal.SIGSTOP)
+    dog.release()
+    assert dog.keeper.returncode == -signal.SIGKILL
 
 
 @pytest.mark.fault(44)
