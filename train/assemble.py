@@ -161,17 +161,17 @@ def begin(
     # From here on the run is touched, and its status says so.
     status.phase("data", attempt=number)
     return Attempt(
-        config,
-        paths,
-        world,
-        interrupt,
-        status,
-        is_shared,
-        stopwatch,
-        before,
-        changes,
-        number,
-        watch,
+        config=config,
+        paths=paths,
+        world=world,
+        interrupt=interrupt,
+        status=status,
+        is_shared=is_shared,
+        stopwatch=stopwatch,
+        before=before,
+        changes=changes,
+        number=number,
+        watch=watch,
     )
 
 
@@ -259,8 +259,7 @@ def create_job(attempt: Attempt, model: Any, data: Any, flops: tuple[float, floa
         checkpoint.check_space(paths.checkpoints, need)
     log_shape(config, world, model, data.loader.micro_batch)
     recorder = Recorder(paths, world.is_first, attempt.number, config.last_step, config.log_every)
-    saver = Saver(paths.checkpoints, config, world, need)
-    saver.is_shared = attempt.is_shared
+    saver = Saver(paths.checkpoints, config, world, need, attempt.is_shared)
     engine = parallelize(model, config, world)
     set_timeout(COLLECTIVE_S, parallel.groups_of(engine))
     return Job(

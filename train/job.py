@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 from torch import nn
 
@@ -44,7 +45,7 @@ class Rates:
         self.flops, self.flops_causal = flops
         self.peak = peak_tflops(world.device_name, config.dtype)
 
-    def of_step(self, numbers: StepNumbers, seconds: float) -> dict[str, float | None]:
+    def of_step(self, numbers: StepNumbers, seconds: float) -> dict[str, Any]:
         """Return the step record's values (record/metrics.py has their units)."""
         tokens_per_s = self.tokens / seconds * self.sites / self.replicas
         devices = self.devices // self.replicas * self.sites

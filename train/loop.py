@@ -45,14 +45,15 @@ def train(job: Job) -> bool:
                 recovery.skip_step(job, batch, numbers, step_s)
             else:
                 job.deadlines.end_step(step_s)
-                waits = {"lr": learning_rate, "data_wait_s": data_wait_s + waited_s}
-                finish_step(job, numbers, step_s, step_s + waited_s, waits)
+                values = job.rates.of_step(numbers, step_s + waited_s)
+                values |= {"lr": learning_rate, "data_wait_s": data_wait_s + waited_s}
+                finish_step(job, numbers, step_s, values)
             if "stop" in numbers.requests:
                 raise StopTraining
         save(job, wait=True)
         for hook in job.hooks:
             hook.at_end(job)
-    except StopTraining:  # raised on all ranks behind the same step
+    except StopTraining:  # raised on all ranks after the same step
         save(job, wait=True)
         name = job.interrupt.asked or "on another rank"
         job.recorder.event("signal", job.step, job.tokens, name=name)
@@ -60,16 +61,10 @@ def train(job: Job) -> bool:
     return True
 
 
-def finish_step(
-    job: Job, numbers: StepNumbers, step_s: float, counted_s: float, values: dict[str, Any]
-) -> None:
-    """Record a step that was taken, and do what is due behind it.
-
-    counted_s: seconds that the step's speed is computed from, waits for data included.
-    """
+def finish_step(job: Job, numbers: StepNumbers, step_s: float, values: dict[str, Any]) -> None:
+    """Record a step that was taken, and do what is due after it. values: what the record has of it."""
     job.step += 1
     job.guard.taken(job.step, numbers.loss, numbers.grad_norm)
-    values |= job.rates.of_step(numbers, counted_s)
     for hook in job.hooks:
         values |= hook.after_step(job, numbers)
     # The record comes first: a checkpoint never knows a step that the record does not.

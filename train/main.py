@@ -63,7 +63,7 @@ log = logging.getLogger(__name__)
 
 LEAVE_S = 60  # seconds for the processes to part
 # Errors that end an attempt by a sentence, without a traceback.
-EXIT_CODES: dict[type[Exception], int] = {
+CODES_OF_ERRORS: dict[type[Exception], int] = {
     SettingsError: BAD_SETTING,
     PeersMissing: NODES_MISSING,
     GuardError: NO_PROGRESS,
@@ -77,7 +77,7 @@ EXIT_CODES: dict[type[Exception], int] = {
 }
 
 
-class Workload(Protocol):
+class Training(Protocol):
     """What is trained: a model of ours from text here, a model of others in finetune/main.py."""
 
     target: str  # of make, which goes on
@@ -86,7 +86,7 @@ class Workload(Protocol):
         """The settings of this process. Raises SettingsError."""
 
     def resolve_from_data(self, config: Config, world: World) -> Config:
-        """Add what only the data decide. Raises one of EXIT_CODES."""
+        """Add what only the data decide. Raises one of CODES_OF_ERRORS."""
 
     def build_job(self, attempt: Attempt) -> Job:
         """Build everything the loop needs, at the step of the newest checkpoint."""
@@ -123,13 +123,13 @@ class Process:
     mark: str = ""
 
 
-def main(workload: Workload | None = None) -> int:
+def main(training: Training | None = None) -> int:
     """Run to an exit code. Whatever goes wrong is said in one sentence, and in full where it is a fault of ours."""
     process = Process(prepare_process())
     if parent_is_gone():
         return OTHER.code
     try:
-        code, reason = run(process, workload or Pretraining()), ""
+        code, reason = run(process, training or Pretraining()), ""
     except (Exception, Stopped) as error:
         code, reason = explain(process, error)
     end_attempt(process, code, reason)
@@ -149,10 +149,10 @@ def prepare_process() -> Interrupt:
     return interrupt
 
 
-def run(process: Process, workload: Workload) -> int:
+def run(process: Process, training: Training) -> int:
     """Build the run, and train it. Returns the exit code."""
     stopwatch = Stopwatch()
-    config = workload.load_settings()
+    config = training.load_settings()
     check_trackers(config)
     world = join(config)
     if not world.is_first:
@@ -163,12 +163,12 @@ def run(process: Process, workload: Workload) -> int:
     log_choices()
     introduce(world, config.site_rank if config.replicas > 1 else None)
     stopwatch.lap("join")
-    config = workload.resolve_from_data(config, world)
-    if nothing_left(config, paths, world, workload.target):
+    config = training.resolve_from_data(config, world)
+    if nothing_left(config, paths, world, training.target):
         return DONE
     process.status = status.of_run(config, paths, world.is_first)
     attempt = begin(config, paths, world, process.interrupt, process.status, is_shared, stopwatch)
-    job = process.job = workload.build_job(attempt)
+    job = process.job = training.build_job(attempt)
     is_done = loop.train(job)
     limit_s = config.start_timeout_s + config.sample_tokens
     # The others wait here while the first one samples and sums up.
@@ -193,7 +193,7 @@ def say_end(job: Job, is_done: bool) -> None:
 def explain(process: Process, error: BaseException) -> tuple[int, str]:
     """Say why the attempt failed. Returns the exit code and the reason."""
     interrupt = process.interrupt
-    for kind, code in EXIT_CODES.items():
+    for kind, code in CODES_OF_ERRORS.items():
         if isinstance(error, kind):
             log.error("%s", error)
             return getattr(error, "exit_code", code), str(error)

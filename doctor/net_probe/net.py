@@ -151,7 +151,9 @@ def figures(pair: Pair) -> list[str]:
 
 
 def number(value: float | None) -> str:
-    return "n/a" if value is None else f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
+    if value is None:
+        return "n/a"
+    return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
 
 
 def name(found: Links, node: int) -> str:

@@ -239,18 +239,19 @@ def straggler(seen: Seen, c: Config) -> list[Fault]:
     if not p or not slow or not is_stepping(seen) or p.step - slow.get("step", 0) > AGAIN + STEPS:
         return []
     node = next((node for node in seen.nodes if node.host == slow["host"]), None)
-    where = named(seen, node) if node else str(slow["host"])
-    pod = pod_of(seen, node.node) if node else None
-    look = (
-        f"{make(seen, 'doctor', PROBE=1)} on that machine"
-        if seen.cluster is None
-        else make(seen, "logs", NODE_RANK=node.node if node else 0)
-    )
-    elsewhere = (
-        f"; {make(seen, 'sites')}, then {restart(seen, SITE='ZONE')} elsewhere"
-        if pod and pod.site
-        else ""
-    )
+    where = str(slow["host"])
+    rank = 0  # whose log there is, if it is not known which node that is
+    pod = None
+    if node:
+        where = named(seen, node)
+        rank = node.node
+        pod = pod_of(seen, rank)
+    look = make(seen, "logs", NODE_RANK=rank)
+    if seen.cluster is None:
+        look = f"{make(seen, 'doctor', PROBE=1)} on that machine"
+    elsewhere = ""
+    if pod and pod.site:
+        elsewhere = f"; {make(seen, 'sites')}, then {restart(seen, SITE='ZONE')} elsewhere"
     return [
         Fault(
             "straggler",

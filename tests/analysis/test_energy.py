@@ -285,7 +285,7 @@ def test_after_make_stop_gpus_are_given_back_and_after_a_crash_they_are_paid_for
 def test_what_the_counter_tells_of_a_hole_over_a_time_at_rest_is_not_the_runs(
     tmp_path: Path, reason: str
 ) -> None:
-    """At rest from 30 to 50 s; the sampler is away from 28 to 52 s, and the next attempt is of the same boot."""
+    """The run rests from 30 to 50 s. The sampler is off from 28 to 52 s, and the machine does not reboot."""
     run = Clock().start(model=10.0).steps(1, 10)
     run.write("end", 10, 0.0, reason=reason)
     run.wall, run.mono, run.attempt = run.wall + 20, run.mono + 20, 1

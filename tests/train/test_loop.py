@@ -1,4 +1,4 @@
-"""train/loop.py and train/checkpointing.py: what is due behind a step, and in which order it is made durable."""
+"""train/loop.py and train/checkpointing.py: what happens after a step, and what reaches the disk first."""
 
 import dataclasses
 import math

@@ -1,11 +1,12 @@
 """train/main.py and train/hooks/final_sample.py: what a terminal shows of the end of a run."""
 
+import logging
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from train import main
+from train import console, main
 from train.hooks import final_sample
 from train.job import Job
 
@@ -17,6 +18,7 @@ from train.job import Job
         ("a\nb\n\nc", "a\nb\n\nc"),
         ("\n".join("abcdefghij"), "\n".join("abcdefgh")),
         ("\n \n", ""),
+        (f"{40 * '字'}", f"{36 * '字'}..."),  # two columns each
         (f"{77 * 'x'}\n{76 * 'y'}", f"{73 * 'x'}...\n{76 * 'y'}"),
     ],
 )
@@ -27,7 +29,9 @@ def test_a_terminal_shows_the_first_lines_of_a_sample(text: str, shown: str) -> 
 def test_what_a_model_writes_cannot_command_a_terminal() -> None:
     text = "def f():\n\tx = 1 \x1b[2J\x07\u200e é\r\n"
     shown = "def f():\n        x = 1 \\x1b[2J\\x07\\u200e é\\r\n"
-    assert final_sample.make_lines_printable(text) == shown
+    record = logging.makeLogRecord({"msg": "%s", "args": (text,)})
+    assert console.Printable().format(record) == shown
+    assert final_sample.excerpt(text) == shown.removesuffix("\n")
 
 
 def test_a_stopped_run_says_what_make_will_report() -> None:

@@ -353,16 +353,9 @@ def masked_steps(rank: int, size: int, folder: str, c: Config) -> None:
     settle(model, micro[0])
     step.peak_memory_gib = lambda _: 8.0 - rank  # the first rank's is the largest
     set_rate(optimizer, 1e-2, c)
+    requests = {size - 1: {"stop"}, size - 2: {"save"}}.get(rank, ())
     numbers = [
-        train_step(
-            model,
-            optimizer,
-            batch,
-            1.0,
-            world,
-            requests={"stop"} if rank == size - 1 else {"save"} if rank == size - 2 else (),
-        )
-        for _ in range(20)
+        train_step(model, optimizer, batch, 1.0, world, requests=requests) for _ in range(20)
     ]
     whole = {
         n: w.full_tensor() if hasattr(w, "full_tensor") else w for n, w in weights_of(model).items()

@@ -289,11 +289,12 @@ def make_moments(
 ) -> None:
     """Give the optimizer and `outer` the tensors that a checkpoint has of them, filled with zeros."""
     for name, weight in weights_of(model).items():
-        moments = {}
-        for key, facts in stored.items():
-            _, is_moment, moment = key.rpartition(f"optimizer.state.{name}.")
-            if is_moment:
-                moments[moment] = blank(weight, *facts)
+        prefix = f"optimizer.state.{name}."
+        moments = {
+            key.removeprefix(prefix): blank(weight, *facts)
+            for key, facts in stored.items()
+            if key.startswith(prefix)
+        }
         optimizer.set_moments(weight, moments)
         for key in (f"weights.{name}", f"momentum.{name}"):
             if outer is not None and f"outer.{key}" in stored:

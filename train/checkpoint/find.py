@@ -62,7 +62,7 @@ def find_latest(root: Path, before: int | None = None) -> tuple[Path, dict[str, 
 
     Raises:
         CheckpointError: none of several verifies. Starting over silently would throw a run away.
-        OtherFormat: a newer one is of a later version. Nothing is damaged there.
+        OtherFormat: a later version wrote a newer one, which is not damaged.
     """
     found, problems = find_sound(root, 1, before=before)
     for problem in problems:

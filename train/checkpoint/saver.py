@@ -48,8 +48,8 @@ class Saved:
 class Saver:
     """Writes the checkpoints of a run. Created, started and waited for by all ranks; some of them write."""
 
-    def __init__(self, root: Path, config: Config, world: World, need: int):
-        """`need` is the most bytes that a checkpoint can take."""
+    def __init__(self, root: Path, config: Config, world: World, need: int, is_shared: bool = True):
+        """need: the most bytes that a checkpoint can take. is_shared: all nodes see the folder."""
         self.root = root
         self.config = config
         self.world = world
@@ -68,7 +68,7 @@ class Saver:
         self.sound: set[int] = set()  # steps whose checkpoints this process verified or wrote
         self.began = time.perf_counter()  # the last save, or this attempt
         self.stall_s = 0.0  # for which training waited, and no step has reported yet
-        self.is_shared = True  # whether all nodes see the folder
+        self.is_shared = is_shared
         self.lite: Any = None  # fine-tuning's checkpoints of adapters alone (finetune/lite.py)
 
     @property
@@ -148,17 +148,17 @@ class Saver:
         """Return what this rank writes: of replicated weights, a part as large as the others'."""
         if is_split(self.config, self.world) or len(self.ranks) == 1:
             return states
-        sizes = []
+        named = []
         for kind, tensors in states.items():
-            for name, tensor in tensors.items():
-                sizes.append((-tensor.nbytes, kind, name))
+            named += [(kind, name, tensor) for name, tensor in tensors.items()]
+        named.sort(key=lambda entry: (-entry[2].nbytes, entry[0], entry[1]))  # largest first
         mine: dict[str, dict[str, Any]] = {kind: {} for kind in states}
-        load = [0] * len(self.ranks)
-        for size, kind, name in sorted(sizes):
-            rank = load.index(max(load))
-            load[rank] += size
+        load = [0] * len(self.ranks)  # bytes by rank
+        for kind, name, tensor in named:
+            rank = load.index(min(load))
+            load[rank] += tensor.nbytes
             if rank == self.world.rank:
-                mine[kind][name] = states[kind][name]
+                mine[kind][name] = tensor
         return mine
 
     def copy(self, states: dict[str, Any]) -> Any:

@@ -201,13 +201,11 @@ class Loader:
         for shards, order in zip(self.sources, self.mixture.orders, strict=True):
             count = taken[order.name]
             gone_round = order.ended and count >= order.sealed
-            number = (
-                len(order.shard_ends)
-                if gone_round
-                else order.shards_of(order.group_of(count - 1)).stop
-                if count
-                else 0
-            )
+            number = 0
+            if gone_round:
+                number = len(order.shard_ends)
+            elif count:
+                number = order.shards_of(order.group_of(count - 1)).stop
             found[order.name] = {
                 "shards": number,
                 "digest": self.digest(shards, number),

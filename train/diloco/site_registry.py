@@ -6,6 +6,7 @@ somebody is on the way. Here a thread of each site speaks every few seconds. The
 """
 
 import contextlib
+import functools
 import socket
 import threading
 from collections.abc import Callable
@@ -35,7 +36,7 @@ def own_address(lighthouse: str) -> str:
 
 def serve_sites(config: Config, host: str, port: int) -> SignedServer:
     """Serve the registry of sites in a thread. Raises OSError."""
-    return serve(Members(), host, port, lambda: run_secret.find_secret(config))
+    return serve(Members(), host, port, functools.partial(run_secret.find_secret, config))
 
 
 class Desk(Client):
@@ -45,7 +46,7 @@ class Desk(Client):
         """facts: who this is, beside `outer`, the number of exchanges that it has seen."""
         host, port = split_address(config.lighthouse, 0)
         advice = run_secret.describe_missing(config)
-        find_secret = lambda: run_secret.find_secret(config)  # noqa: E731
+        find_secret = functools.partial(run_secret.find_secret, config)
         super().__init__(host, port + 1, config.site_rank, find_secret, advice)
         self.sites = config.sites
         self.said |= facts | {"outer": 0}

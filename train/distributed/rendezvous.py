@@ -13,6 +13,7 @@ leaves: it is started again, and the others wait for it.
 """
 
 import contextlib
+import functools
 import hashlib
 import logging
 import platform
@@ -184,7 +185,9 @@ def serving(config: Config, members: Members) -> Iterator[None]:
     port = config.registry_port
     try:
         run_secret.make_secret(config)
-        server = serve(members, config.master_host, port, lambda: run_secret.find_secret(config))
+        server = serve(
+            members, config.master_host, port, functools.partial(run_secret.find_secret, config)
+        )
     except OSError as error:
         other = join_address(config.master_host, free_ports(2))
         raise CannotServe(
@@ -220,7 +223,7 @@ def client_of(config: Config) -> Client:
         config.master_host,
         config.registry_port,
         config.rank_in_site,
-        lambda: run_secret.find_secret(config),
+        functools.partial(run_secret.find_secret, config),
         run_secret.describe_missing(config),
     )
 

@@ -71,7 +71,7 @@ def describe_missing(config: Config) -> str:
     if config.replicas > 1:
         where = "make lighthouse prints"
     if config.run_secret:
-        problem = "RUN_SECRET is not that of the run"
+        problem = "RUN_SECRET differs from the secret of the run"
     else:
         problem = f"RUN_SECRET is not set, and {path_of(config)} does not hold the run's secret"
     return (

@@ -9,6 +9,7 @@ and is counted: MOST_STRANGERS connections at a time, each for TIMEOUT_S, each w
 Nothing is encrypted: who can listen can read what is sent.
 """
 
+import abc
 import contextlib
 import hmac
 import http.client
@@ -106,7 +107,7 @@ class SignedServer(http.server.ThreadingHTTPServer):
         log.debug("a request failed", exc_info=True)
 
 
-class Requests(http.server.BaseHTTPRequestHandler):
+class Requests(http.server.BaseHTTPRequestHandler, abc.ABC):
     """One connection: a nonce, and one signed request.
 
     Attributes:
@@ -141,9 +142,9 @@ class Requests(http.server.BaseHTTPRequestHandler):
 
     do_PUT = do_GET
 
+    @abc.abstractmethod
     def respond(self, body: bytes) -> None:
         """Answer a request of this run."""
-        raise NotImplementedError
 
     def send_error(self, code: int, message: Any = None, explain: Any = None) -> None:
         """Refuse a stranger's request, also one that is no HTTP."""

@@ -74,8 +74,10 @@ class Watchdog:
             bufsize=0,
             start_new_session=True,
         )
-        assert self.keeper.stdin
-        os.set_blocking(self.keeper.stdin.fileno(), False)
+        assert self.keeper.stdin and self.keeper.stdout
+        self.signs = self.keeper.stdin  # that Python runs
+        self.stops = self.keeper.stdout  # seconds for which this process was stopped
+        os.set_blocking(self.signs.fileno(), False)
         atexit.register(self.release)
         threading.Thread(target=self.watch, name="watchdog", daemon=True).start()
 
@@ -96,8 +98,7 @@ class Watchdog:
     def release(self) -> None:
         """Watch no longer, and leave no empty file behind."""
         self.over.set()
-        assert self.keeper.stdin
-        self.keeper.stdin.close()
+        self.signs.close()
         try:
             self.keeper.wait(KEEPER_S)
         except subprocess.TimeoutExpired:  # somebody has stopped it
@@ -129,17 +130,15 @@ class Watchdog:
 
     def ask_stopped(self) -> float:
         """Return the seconds for which this process was stopped: a thread alone cannot tell that from a busy lock."""
-        assert self.keeper.stdout
-        ready, _, _ = select.select([self.keeper.stdout], [], [], KEEPER_S)
+        ready, _, _ = select.select([self.stops], [], [], KEEPER_S)
         if not ready:
             return 0.0
-        return sum(map(float, os.read(self.keeper.stdout.fileno(), 4096).split()))
+        return sum(map(float, os.read(self.stops.fileno(), 4096).split()))
 
     def sign(self) -> None:
         """Tell stuck_python.py that Python runs, and how long it may be silent."""
-        assert self.keeper.stdin
         with contextlib.suppress(OSError, ValueError):  # it is gone, or this is being released
-            self.keeper.stdin.write(f"{self.limit_s + BEHIND_S}\n".encode())
+            self.signs.write(f"{self.limit_s + BEHIND_S}\n".encode())
 
     def look(self, now: float) -> None:
         silent_s = now - self.since

@@ -174,13 +174,13 @@ class Evaluation(Hook):
 
         Those that are there are asked: one that failed, or was put aside when the run went back, is none.
         """
-        if not job.config.keep_best or self.loss_at(job.step) is None:
+        loss = self.loss_at(job.step)
+        if not job.config.keep_best or loss is None or math.isnan(loss):
             return False
         with job.activity("a checkpoint", job.saver.limit_s):
             job.saver.wait()
             found = from_first(best(job.paths.checkpoints) if job.world.is_first else None)
-        loss = self.validation_loss
-        return loss is not None and not math.isnan(loss) and (found is None or loss < found[0])
+        return found is None or loss < found[0]
 
     def loss_at(self, step: int) -> float | None:
         """The validation loss of this step, if it has one."""

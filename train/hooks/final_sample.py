@@ -5,6 +5,7 @@ import textwrap
 from typing import TYPE_CHECKING, cast
 
 from record.durable import make_printable, write_whole
+from train.console import measure
 from train.data import prepare
 from train.distributed.parallel import bare, waits_in_forward
 from train.distributed.world import from_first
@@ -69,18 +70,12 @@ def show(job: "Job", texts: list[str]) -> None:
     except OSError as error:  # it is printed, and the run is whole without it
         where = ""
         job.recorder.say(f"{job.paths.sample}: cannot be written ({error.strerror})")
-    texts = [make_lines_printable(text) for text in texts]
     whole = "\n\n".join(texts)
     shown = "\n\n".join(map(excerpt, texts))
     job.recorder.say(
         f"sample, step {job.step}:\n{textwrap.indent(whole, '    ')}",
         f"\nSamples{where}:\n{textwrap.indent(shown, '    ')}",
     )
-
-
-def make_lines_printable(text: str) -> str:
-    """Return a text with control characters as escapes: a model may write any, and a terminal would obey them."""
-    return "\n".join(make_printable(line.expandtabs()) for line in text.split("\n"))
 
 
 def excerpt(text: str) -> str:
@@ -91,6 +86,10 @@ def excerpt(text: str) -> str:
     lines = re.sub(r"\n\s*\n", "\n\n", f"\n{text}\n").strip("\n").split("\n")
     shown = []
     for line in lines[:SHOWN_LINES]:
-        cut = line if len(line) <= SHOWN_COLUMNS else line[: SHOWN_COLUMNS - 3] + "..."
+        cut = make_printable(line.expandtabs())
+        if measure(cut) > SHOWN_COLUMNS:
+            while measure(cut) > SHOWN_COLUMNS - 3:
+                cut = cut[:-1]
+            cut += "..."
         shown.append(cut)
     return "\n".join(shown)

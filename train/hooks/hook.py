@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class StopTraining(Exception):
-    """All ranks leave the loop behind this step, and save. A hook raises it on all ranks or on none."""
+    """All ranks leave the loop after this step, and save. A hook raises it on all ranks or on none."""
 
 
 class Hook:

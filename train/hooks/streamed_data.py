@@ -74,7 +74,7 @@ class StreamedData(Hook):
     def wait(self, job: "Job") -> None:
         """Wait, all ranks together, until each has the data of the next step.
 
-        Raises StopTraining; DataError, behind a checkpoint, where there is no use in waiting.
+        Raises StopTraining; DataError, after saving, where waiting is of no use.
         """
         limit_s = job.config.start_timeout_s
         began = time.perf_counter()
@@ -149,7 +149,7 @@ class StreamedData(Hook):
         if job.config.save_every != 0:
             through = job.loader.taken(min(behind, job.step), job.gaps)
         self.feed.tell(at, until)
-        # Other ranks may be looking already whether they have the step behind the one that begins.
+        # Other ranks may be looking already whether they have the step after the one that begins.
         self.feed.make_room(job.loader.sources, job.loader.mixture.orders, at, beyond, through)
         if self.feed.over and job.loader.groups(at) != job.loader.groups(through):
             job.requests.add("save")

@@ -61,7 +61,7 @@ class Run:
 
     def start_save(self) -> None:
         self.train()
-        self.damaged.discard(self.step)  # it is written anew
+        self.damaged.discard(self.step)  # written again
         arguments = self.step, self.model, self.optimizer, {"data": {}}
         if self.misses >= MISSES:
             with pytest.raises(CheckpointError, match="5 checkpoints in a row"):

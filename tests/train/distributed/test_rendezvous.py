@@ -278,7 +278,7 @@ def test_node_0_makes_a_secret_that_others_read_or_are_told_to_copy(nodes, tmp_p
         dataclasses.replace(apart, run_secret="of-another-run-than-this"), 1
     )
     assert code == 64
-    assert "RUN_SECRET is not that of the run" in why
+    assert "RUN_SECRET differs from the secret of the run" in why
     told = dataclasses.replace(apart, run_secret=line.partition("=")[2])
     with ThreadPoolExecutor() as threads:
         calls = [threads.submit(rendezvous.meet, c, 1) for c in (nodes.of(0), nodes.of(1), told)]

@@ -177,7 +177,9 @@ class Apart(Site):
 
     def advance(self, step: int, now: bool = False) -> Outcome:
         self.step, e = step, self.engine
-        e.position = e.turn if now and e.in_flight else e.opens if now else e.position + 1
+        e.position += 1
+        if now:
+            e.position = e.turn if e.in_flight else e.opens
         ends = e.position == e.turn
         e.in_flight = not ends and (e.in_flight or e.position == e.opens)
         if not ends:

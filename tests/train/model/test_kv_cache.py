@@ -28,9 +28,10 @@ def made(c):
     model = build(c, CPU, attention.choose(c, CPU)).eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():  # norms of 1 would hide one that is left out
-            weight.uniform_(0.5, 1.5) if weight.ndim == 1 else weight.mul_(
-                3 if "embed" not in name else 1
-            )
+            if weight.ndim == 1:
+                weight.uniform_(0.5, 1.5)
+            elif "embed" not in name:
+                weight.mul_(3)
     return model
 
 

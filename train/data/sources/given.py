@@ -199,7 +199,7 @@ def is_worthless(name: str, start: bytes) -> bool:
 
 
 def is_readable(name: str, start: bytes) -> bool:
-    """Tell whether a file that begins so is of a known format, or text."""
+    """Return whether these first bytes are those of a known format, or of text."""
     suffix = Path(name).suffix.lower()
     if suffix == ".json":
         # One value over the whole file is no JSON lines.

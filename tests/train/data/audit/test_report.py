@@ -533,10 +533,8 @@ def test_rows_touched_on_real_text_are_those_of_plain_sets(
 def strings_in(value: object) -> list[str]:
     if isinstance(value, dict):
         value = list(value.values())
-    return (
-        [value]
-        if isinstance(value, str)
-        else [s for v in value for s in strings_in(v)]
-        if isinstance(value, list)
-        else []
-    )
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list):
+        return [text for part in value for text in strings_in(part)]
+    return []
