@@ -236,7 +236,8 @@ def stopped(*args, **kwargs):
     left[0] -= 1
     if not left[0]:
         os.kill(os.getpid(), signal.SIGTERM)
-    return step(*args, **kwargs | {{"stop": left[0] == 0}})
+    stops = {{"stop"}} if left[0] == 0 else set()
+    return step(*args, **kwargs | {{"requests": kwargs["requests"] - {{"stop"}} | stops}})
 loop.train_step = stopped
 sys.exit(main.main())
 """
@@ -287,7 +288,7 @@ def test_a_site_that_is_killed_stops_no_other_and_catches_up(started: Started) -
     manifest = json.loads(
         (job.run(last) / "checkpoints" / f"step_{saved:07d}" / "MANIFEST.json").read_text()
     )
-    assert manifest["data"]["away"] == [[gap["from"], gap["to"]]]
+    assert manifest["sites"]["away"] == [[gap["from"], gap["to"]]]
 
 
 DIES = """
