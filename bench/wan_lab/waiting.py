@@ -17,7 +17,7 @@ from torch import nn
 from doctor.gpu_probe.messages import say
 from settings.config import Config
 from train.diloco import allreduce
-from train.diloco.outer_step import Site
+from train.diloco.site import Site
 from train.diloco.site_registry import own_address
 from train.distributed.world import World
 from train.optim import Optimizer
@@ -48,7 +48,8 @@ def steps(site: Site, made: int, count: int, wait_s: float) -> dict[str, Any]:
     began, outcomes = time.perf_counter(), []
     for step in range(made, made + count):
         time.sleep(wait_s)
-        outcomes.append(site.advance(step + 1))
+        if site.is_due(step + 1) or site.is_landing(step + 1):
+            outcomes.append(site.exchange(step + 1))
     seconds = time.perf_counter() - began
     ended = [outcome for outcome in outcomes if outcome.fragment is not None]
     return {
@@ -69,11 +70,12 @@ def main(elements: int, wait_s: float, slower: float, settings: dict[str, str]) 
     world = World(0, 0, 0, 1, torch.device("cpu"), "CPU", own_address(c.lighthouse))
     # no site is away here, and so no moments of its optimizer travel
     site = Site(c, world, Blocks(elements, c.n_layer), cast(Optimizer, None), lambda: False)
-    site.adopt({}, step=0, exchanges=0, base=0)
+    site.stand({}, step=0, exchanges=0, base=0)
     for _ in range(c.sync_fragments):
-        site.advance(0, now=True)  # connections are made, and buffers
-        if site.engine.in_flight:
-            site.advance(0, now=True)
+        site.exchange(0)  # connections are made, and buffers
+        if site.in_flight:
+            site.exchange(0)
+    site.finish(0)
     say(ready=True)
     made = 0
     for line in sys.stdin:

@@ -80,7 +80,7 @@ def exchanged_bytes(c: Config) -> float:
 
 
 def fragments(c: Config, count: int) -> list[float]:
-    """The share of all weights in each of so many, as train/diloco/torchft_engine.py makes them."""
+    """The share of all weights in each of so many, as train/diloco/outer_step.py makes them."""
     p = parameters(c)
     rest = p.embedding + p.head
     blocks = [

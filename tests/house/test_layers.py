@@ -42,7 +42,7 @@ KNOWS_PROCESSES = {
     "train/distributed/parallel.py",
     "train/checkpoint/checkpoint.py",
     "train/checkpoint/metadata.py",
-    "train/diloco/outer_step.py",
+    "train/diloco/site.py",
     "train/diloco/allreduce.py",
     "bench/wan_lab/reduce.py",
     "export/stored.py",

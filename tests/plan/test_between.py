@@ -409,10 +409,9 @@ def test_what_is_typed_on_machines_has_what_each_needs(load: Load) -> None:
 
 def test_fragments_are_those_of_the_trainer(load: Load) -> None:
     """Sizes by train/diloco, of the model itself; norms at the end are spread over blocks here, a millionth of it."""
-    pytest.importorskip("torchft")
     import torch
 
-    from train.diloco.torchft_engine import fragments_of
+    from train.diloco.outer_step import divide
     from train.model.model import Transformer
 
     for typed in (WAN, D16):  # one with a tied head, one without
@@ -422,6 +421,6 @@ def test_fragments_are_those_of_the_trainer(load: Load) -> None:
         for count in (1, 2, 5, 6, 8):
             theirs = [
                 sum(sizes[name] for name in names) / sum(sizes.values())
-                for names in fragments_of(sizes, count)
+                for names in divide(sizes, count)
             ]
             assert fragments(c, count) == pytest.approx(theirs, abs=1e-5)

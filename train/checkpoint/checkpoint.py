@@ -53,7 +53,7 @@ def tensor_states(
     """Return what goes through DCP: a group's name -> a tensor's name -> the tensor, or this rank's part.
 
     The settings say what the optimizer's groups hold, so its moments are all there is to keep. `outer` is
-    what several sites have in common (diloco/outer_step.py).
+    what several sites have in common (diloco/site.py).
     """
     weights = weights_of(model)
     states = {"model": {name: weight.detach() for name, weight in weights.items()}}

@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 
 pytest.importorskip("torchft")
-from train.diloco import allreduce, outer_step
+from train.diloco import allreduce
+from train.diloco import site as sites
 from train.diloco.allreduce import StripedGloo, pieces_of
 
 
@@ -129,9 +130,10 @@ def test_only_sums_are_offered():
 def test_all_processes_of_a_site_look_for_its_store_where_the_first_one_is(monkeypatch):
     """10.0.0.6 is the site's second machine."""
     site = SimpleNamespace(world=SimpleNamespace(is_first=False), address="10.0.0.6")
-    monkeypatch.setattr(outer_step, "from_first", lambda mine: ("10.0.0.5", 4321))
-    assert outer_step.Site.own_store(site) is None
+    monkeypatch.setattr(sites, "from_first", lambda mine: ("10.0.0.5", 4321))
+    assert sites.Site.open_store(site) is None
     assert (site.store_addr, site.store_port) == ("10.0.0.5", 4321)
     monkeypatch.undo()
     site.world.is_first = True
-    assert outer_step.Site.own_store(site).port == site.store_port and site.store_addr == "10.0.0.6"
+    assert sites.Site.open_store(site).port == site.store_port
+    assert site.store_addr == "10.0.0.6"

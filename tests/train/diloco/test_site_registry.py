@@ -1,4 +1,4 @@
-"""train/diloco/site_registry.py on a real registry, and what hook.py and make doctor make of it."""
+"""train/diloco/site_registry.py on a real registry, and what the roll call and make doctor make of it."""
 
 import socket
 from types import SimpleNamespace
@@ -10,12 +10,11 @@ from doctor import site_checks
 from hardware.ports import free_ports
 from settings import SettingsError
 from settings.config import Config
-from train.diloco import site_registry
+from train.diloco import roll_call, site_registry
 from train.diloco.site_registry import Desk, NoDesk, own_address
 from train.diloco.weight_server import Transport
 from train.distributed.signed_http import WrongSecret
 from train.distributed.world import PeersDiffer, PeersMissing
-from train.hooks import diloco as hook
 
 FACTS = {
     "node_rank": 0,
@@ -50,7 +49,7 @@ def port():
 def quick(monkeypatch):
     monkeypatch.setattr(site_registry, "BEAT_S", 0.05)
     monkeypatch.setattr(site_registry, "LOOK_S", 0.5)
-    monkeypatch.setattr(hook, "LOOK_S", 0.3)
+    monkeypatch.setattr(roll_call, "LOOK_S", 0.3)
 
 
 def at(port, site, **facts):
@@ -114,10 +113,10 @@ def test_as_many_sites_as_min_sites_are_enough_and_one_less_is_not(port, min_sit
     desk = at(port, 0)
     try:
         if fits:
-            assert hook.gather(job, site, desk) == (False, False)
+            assert roll_call.gather(job, site, desk) == (False, False)
         else:
             with pytest.raises(PeersMissing, match=r"2 of 3 sites came .* MIN_SITES=3"):
-                hook.gather(job, site, desk)
+                roll_call.gather(job, site, desk)
     finally:
         desk.leave(done=False)
         other.leave(done=False)
@@ -125,17 +124,17 @@ def test_as_many_sites_as_min_sites_are_enough_and_one_less_is_not(port, min_sit
 
 def test_sites_that_cannot_train_together_are_refused_with_what_differs():
     mine = FACTS | {"node_rank": 1, "host": "b"}
-    hook.refuse_others(mine, {0: FACTS})
+    roll_call.refuse_other(mine, FACTS)
     other_rate = {"settings": {"RUN_NAME": "r", "LEARNING_RATE": 1e-2}}
     with pytest.raises(SettingsError, match=r"RATE=0\.001 on node 0 \(a\) and .* all sites"):
-        hook.refuse_others(mine | other_rate, {0: FACTS})
+        roll_call.refuse_other(mine | other_rate, FACTS)
     for changes, words in (
         ({"torch": "2.11.0"}, r"torch=2\.13\.0 on node 0"),
         ({"data": "e"}, "data"),
         ({"processes": 1}, "processes at a site: 1 on node 1"),
     ):
         with pytest.raises(PeersDiffer, match=words):
-            hook.refuse_others(mine | changes, {0: FACTS})
+            roll_call.refuse_other(mine | changes, FACTS)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +150,7 @@ def test_sites_that_cannot_train_together_are_refused_with_what_differs():
 def test_a_run_that_the_others_have_finished_is_not_trained_alone(step, name, done, over):
     config = SimpleNamespace(site_rank=1, run_name=name, last_step=100)
     job = SimpleNamespace(config=config, step=step)
-    assert bool(hook.over_at(job, {0: FACTS | done, 1: FACTS | {"done": True}})) is over
+    assert bool(roll_call.describe_end(job, {0: FACTS | done, 1: FACTS | {"done": True}})) is over
 
 
 # ---- make doctor

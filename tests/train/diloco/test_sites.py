@@ -475,6 +475,88 @@ def test_a_checkpoint_of_one_site_alone_is_taken_over_by_one_that_starts(started
 
 
 # ---------------------------------------------------------------------------------------------------
+# Controls: settings with which DiLoCo is something simpler
+# ---------------------------------------------------------------------------------------------------
+
+MEAN = {"OUTER_LEARNING_RATE": 1.0, "OUTER_MOMENTUM": 0.0, "SYNC_DTYPE": "float32"}
+
+
+@pytest.mark.slow
+def test_one_site_that_takes_the_mean_trains_as_one_without_exchanges(started: Started) -> None:
+    """To the bit. Site 1 never comes."""
+    settings = MEAN | {"MAX_STEPS": 12, "START_TIMEOUT_S": 10}
+    often, never = (
+        started(2, f"every_{steps}", start=False, SYNC_EVERY=steps, **settings)
+        for steps in (3, 1000)
+    )
+    for job in (often, never):
+        job.again(0)
+        assert job.sites[0].wait(240) == 0, job.said()
+    exchanges = [(entry["step"], entry["sites"]) for entry in often.events(0, "sync")]
+    assert exchanges == [(3, 1), (6, 1), (9, 1), (12, 1)]
+    assert [entry["step"] for entry in never.events(0, "sync")] == [12]
+    assert losses(often.run(0)) == losses(never.run(0))
+    found, expected = (tensors(job.run(0), 12) for job in (often, never))
+    assert same(found, expected)
+
+
+SGD = """
+import sys
+import torch
+from train import assemble, loop, main, optim
+
+def build_optimizer(model, config):
+    return optim.Optimizer([torch.optim.SGD(model.parameters(), lr=config.learning_rate)])
+
+def set_rate(optimizer, rate, config):
+    optimizer.parts[0].param_groups[0]["lr"] = rate
+
+assemble.build_optimizer = build_optimizer
+loop.set_rate = set_rate
+sys.exit(main.main())
+"""
+
+
+@pytest.mark.slow
+def test_four_sites_that_exchange_each_step_of_sgd_train_as_ddp_does(started: Started) -> None:
+    """Up to rounding: the mean of what SGD does with four gradients is what it does with their mean."""
+    settings = MEAN | {
+        "MAX_STEPS": 8,
+        "SYNC_EVERY": 1,
+        "GRAD_CLIP": 0,
+        "LEARNING_RATE": 0.3,
+        "MIN_LEARNING_RATE": 0.03,
+    }
+    job = started(4, start=False, **settings)
+    script = job.folder / "sgd.py"
+    script.write_text(SGD)
+    for rank in range(4):
+        job.again(rank, [sys.executable, str(script)])
+    job.ends(0, 0, 0, 0)
+    assert len(job.hashes(0)) == 8
+    assert all(job.hashes(rank) == job.hashes(0) for rank in range(4))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    ddp = started(4, "ddp", start=False, **settings)
+    ddp.again(
+        0,
+        [*torchrun, "--nproc-per-node", "4", str(script)],
+        SYNC="ddp",
+        SITES="1",
+        NODES="1",
+        NPROC="4",
+    )
+    assert ddp.sites[0].wait(240) == 0, ddp.said()
+    expected = tensors(ddp.folder / "run", 8)
+    found = tensors(job.run(0), 8)
+    weights = [name for name in expected if name.startswith("model.")]
+    moved = 0.0
+    for name in weights:
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-5, atol=1e-6)
+        moved = max(moved, float((found[name] - found[name].mean()).abs().max()))
+    assert weights and moved > 0.01
+
+
+# ---------------------------------------------------------------------------------------------------
 # What is refused
 # ---------------------------------------------------------------------------------------------------
 
