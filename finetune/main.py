@@ -8,10 +8,10 @@ from pathlib import Path
 
 from finetune import origin, tuning_job, tuning_settings
 from finetune.prepare_data import Data, prepared
-from finetune.tuning_job import Fingerprints, agreed_fingerprints, settled, together
+from finetune.tuning_job import PROBLEMS, Fingerprints, agreed_fingerprints, settled
 from settings.config import Config
 from train.assemble import Attempt
-from train.distributed.world import World
+from train.distributed.world import World, together
 from train.job import Job
 from train.main import main
 
@@ -29,8 +29,9 @@ class Finetuning:
 
     def resolve_from_data(self, config: Config, world: World) -> Config:
         """DATA is opened here, since its size decides how many steps there are; all processes must have the same."""
-        self.folder = together(lambda: origin.find(config))
-        self.read = together(lambda: prepared(config, self.folder))
+        with together(*PROBLEMS):
+            self.folder = origin.find(config)
+            self.read = prepared(config, self.folder)
         self.known = agreed_fingerprints(config, self.read, self.folder, world)
         return settled(config, self.read, self.folder, world.size)
 

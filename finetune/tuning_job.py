@@ -27,7 +27,7 @@ from train.data.manifest import DataError
 from train.data.sources.source import CorpusError
 from train.data.tokenizer import TokenizerError
 from train.distributed import parallel
-from train.distributed.world import World, from_all
+from train.distributed.world import World, from_all, together
 from train.faults.memory_advice import loading_advice
 from train.hooks.crowding import Crowding
 from train.hooks.evaluation import Evaluation
@@ -37,6 +37,7 @@ from train.hooks.trackers import Trackers
 from train.job import Job
 from train.model.hf_import import ForeignError, weight_files
 
+PROBLEMS = (ForeignError, TokenizerError, CorpusError, SettingsError)  # of the model and the data
 HUB_FORM = {
     "MODEL": "OWNER/NAME@COMMIT",
     "DATA": "OWNER/NAME:CONFIG:SPLIT@COMMIT",
@@ -140,7 +141,8 @@ def build_job(read: Data, folder: Path, known: "Fingerprints", attempt: Attempt)
     attempt.watch.expect("loading the model", 4 * c.start_timeout_s)
     torch.set_float32_matmul_precision("highest")
     adapters = Adapters.of(c)
-    tuned = together(lambda: built(folder, c, world, adapters))
+    with together(*PROBLEMS):
+        tuned = built(folder, c, world, adapters)
     say_model(c, tuned, parallel.is_split(c, world))
     opened = Read(loader, known.data, Known(read.made_for.fingerprint))
     job = create_job(attempt, tuned, opened, flops(tuned, c))
@@ -182,7 +184,8 @@ class Fingerprints(NamedTuple):
 
 def agreed_fingerprints(c: Config, read: Data, folder: Path, world: World) -> Fingerprints:
     """The same on all processes, before any weight is read. Raises DataError, ForeignError."""
-    own = together(lambda: hf_model.fingerprint(folder))
+    with together(*PROBLEMS):
+        own = hf_model.fingerprint(folder)
     held_out = hashed(read.evaluation.key, read.train.tobytes(), read.held_out.tobytes())
     refuse_others(
         [
@@ -293,16 +296,3 @@ def flops(tuned: Tuned, c: Config) -> tuple[float, float]:
     width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
     attention = config.num_hidden_layers * width * c.seq_len
     return total + 12.0 * attention, total + 6.0 * attention
-
-
-def together(make: Any) -> Any:
-    """What each process makes for itself. Where one of them has a problem, all raise it."""
-    problem: tuple[type, Any] | None = None
-    try:
-        made = make()
-    except (ForeignError, TokenizerError, CorpusError, SettingsError) as error:
-        problem = type(error), error.problems if isinstance(error, SettingsError) else str(error)
-    if failed := [found for found in from_all(problem) if found]:
-        kind, what = failed[0]
-        raise kind(what)
-    return made

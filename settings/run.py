@@ -67,9 +67,10 @@ class Run(Section):
     runs_dir: str = setting("runs", "Folder that holds all runs.", format=PATH)
     step: int | None = setting(
         None,
-        "Step of the checkpoint to use. Default: the newest checkpoint.",
+        "Step of the checkpoint to use. Default: the newest checkpoint. "
+        "For `make replay`: the step that was refused.",
         minimum=1,
-        used_by={"sample", "chat", "eval", "export", "fetch-run"},
+        used_by={"sample", "chat", "eval", "export", "replay", "fetch-run"},
     )
     gguf: bool = setting(False, "Also export model.gguf, for llama.cpp.", used_by={"export"})
     detach: bool = setting(

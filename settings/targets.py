@@ -10,7 +10,7 @@ TRAIN = PRETRAIN | FINETUNE
 PREPARE_DATA = {"data", "data-verify", "data-report"}
 GENERATE = {"sample", "chat"}
 NODE = {"train", "train-node", "finetune", "finetune-node", "net-probe"}  # may be one of several
-COMPUTE = TRAIN | GENERATE | {"eval"}
+COMPUTE = TRAIN | GENERATE | {"eval", "replay"}
 LAUNCH = PREVIEW | {"train-8xa100", "finetune-k8s", "data"}
 DRY_RUN = {"restart", "train-8xa100", "finetune-k8s", "data", "upload"}
 WATCH = {"status", "monitor", "attach", "logs", "checkpoints", "stop", "fetch-run", "plots"}
@@ -33,7 +33,11 @@ SETUP = {"setup", "setup-dev", "setup-finetune"}
 DEVELOP = {"test", "test-faults", "lint", "lock", "image-test"}
 TARGETS = EVERY | SETUP | DEVELOP | {"help", "env-example"}  # the Makefile has no others
 
-OPEN = GENERATE | {"eval", "export"}  # these load a checkpoint or an export, and compare its shape
+OPEN = GENERATE | {
+    "eval",
+    "export",
+    "replay",
+}  # these load a checkpoint or an export, and compare its shape
 # These look for a run's folder, which is another one for the nodes of another site.
 FIND = WATCH | OPEN | PREPARE_DATA | {"runs", "energy", "mirror", "gpu-sampler", "lighthouse"}
 

@@ -13,7 +13,7 @@ from settings.declare import format_tokens
 from settings.resume import RunConfigError, read_run_config
 from train.console import Printable
 from train.data.tokenizer import Vocabulary
-from train.distributed.world import World, from_first, who_sees
+from train.distributed.world import World, from_first, together, who_sees
 
 log = logging.getLogger(__name__)
 
@@ -23,14 +23,10 @@ def open_run_folder(paths: RunPaths, world: World) -> tuple[TextIO | None, bool]
 
     Returns the lock, and whether the processes of all nodes see the same folder.
     """
-    problem, lock = None, None
-    if world.is_first:
-        try:
+    lock = None
+    with together(RunFolderError):
+        if world.is_first:
             lock = locks.hold_run(paths)
-        except RunFolderError as error:
-            problem = str(error)
-    if problem := from_first(problem):
-        raise RunFolderError(problem)
     try:
         return lock, all(who_sees(paths.folder, world))
     except OSError as error:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.finetune.making import row, write_rows
 from tests.finetune.models import models
-from tests.finetune.test_training import chats, env_of, finetune, losses, records, saved
+from tests.finetune.test_training import chats, env_of, finetune, losses, records
 from tests.running import ROOT, wait_for
 
 __all__ = ["chats", "models"]  # fixtures
@@ -102,11 +102,6 @@ def test_two_nodes_train_as_one_process_does(
     first, second = all_nodes[-1].ends(0, 0)
     for said in (first, second):
         assert "roll call: all nodes have joined" in said
-    assert re.search(r"gloo: TCP on \S+ \(\S+, .*\); GLOO_SOCKET_IFNAME names another", first)
-    sent = 4.0 * sum(
-        value.numel() for name, value in saved(tmp_path, 12).items() if name.startswith("model.")
-    )
-    assert f"between nodes: each sends {sent / 1e3:.1f} kB of gradients (adapters) a step" in first
     assert "the nodes do not share" in first and "step=12/12" in first
     assert losses(tmp_path) == pytest.approx(losses(tmp_path / "one"), rel=2e-5)
     scores = [

@@ -121,16 +121,16 @@ def write(
     facts = {"step": step, **small, "torch": torch.__version__, "world_size": world.size}
     files: dict[str, tuple[int, str]] = {}
     try:
-        with together(target, "write", group):  # all must enter the collectives of `save`
+        with fail_together(target, "write", group):  # all must enter the collectives of `save`
             root.mkdir(parents=True, exist_ok=True)
             check_space(root, need)
             temporary.mkdir(exist_ok=True)
-        with together(target, "write", group):
+        with fail_together(target, "write", group):
             (save or save_tensors)(states, temporary, group)
             described = flush_and_describe(temporary, world.rank)
         for part in from_all(described, group):
             files |= part
-        with together(target, "write", group):  # nobody goes on before the commit
+        with fail_together(target, "write", group):  # nobody goes on before the commit
             if world.is_first:
                 commit(temporary, target, facts | {"files": files})
     except CheckpointError as error:
@@ -152,7 +152,7 @@ def is_written(folder: Path, small: dict[str, Any]) -> bool:
 
 
 @contextlib.contextmanager
-def together(folder: Path, what: str, group: Any = None) -> Iterator[None]:
+def fail_together(folder: Path, what: str, group: Any = None) -> Iterator[None]:
     """Have all ranks of a group fail if one does. `what` is what they do with the folder: read or write.
 
     Raises CheckpointError, whatever the error is: training must be able to go on. One that a collective
@@ -266,11 +266,11 @@ def load_into(
     sees = shared or folder.exists()
     reader = Reader(folder)
     stored = {}
-    with together(folder, "read"):
+    with fail_together(folder, "read"):
         if sees:
             stored = reader.tensors()
     stored = from_first(stored)
-    with together(folder, "read"):
+    with fail_together(folder, "read"):
         if optimizer:
             make_moments(model, optimizer, outer, stored)
         states = tensor_states(model, optimizer, outer)

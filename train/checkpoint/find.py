@@ -15,7 +15,7 @@ from typing import Any
 from record.run_paths import list_checkpoints as committed
 from record.run_paths import name_checkpoint
 from train.checkpoint.manifest import CheckpointError, OtherFormat, load_manifest, verify
-from train.distributed.world import World, from_first
+from train.distributed.world import World, from_first, together
 
 log = logging.getLogger(__name__)
 
@@ -89,18 +89,13 @@ def latest_for_all(
 
     Raises CheckpointError, on all ranks.
     """
-    answer = problem = None
-    if world.is_first:
-        try:
-            answer = find_latest(root, before)
-            if answer:
-                set_aside(root, answer[1]["step"], what)
-        except CheckpointError as error:
-            problem = error
-    answer, problem = from_first((answer, problem))
-    if problem:
-        raise problem
-    return answer
+    found = None
+    with together(CheckpointError):
+        if world.is_first:
+            found = find_latest(root, before)
+            if found:
+                set_aside(root, found[1]["step"], what)
+    return from_first(found)
 
 
 def set_aside(root: Path, after: int, what: str = "damaged") -> None:

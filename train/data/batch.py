@@ -65,18 +65,20 @@ class Loader:
         samples = self.samples(step, gaps)
         located, offset = self.locate(step, samples, gaps)
         windows = self.read(located, offset, len(samples))
-        parts: list[tuple[Tensor, ...]] = [
-            (part[:, :-1], part[:, 1:])
-            for part in to_device(windows, self.world.device).split(self.micro_batch)
-        ]
-        if self.c.doc_mask:
-            for i, part in enumerate(parts):
-                tokens = windows[i * self.micro_batch : (i + 1) * self.micro_batch, :-1]
-                parts[i] = (
-                    *part,
-                    to_device(document_bounds(tokens, self.end_of_text), self.world.device),
-                )
+        parts = self.micro_batches(windows, self.micro_batch)
         return Batch(parts, self.c.batch_windows // self.c.replicas * self.c.seq_len, samples)
+
+    def micro_batches(self, windows: np.ndarray, size: int) -> list[tuple[Tensor, ...]]:
+        """Return windows (N, T + 1) in parts of `size` samples, as the model's forward takes them."""
+        parts: list[tuple[Tensor, ...]] = []
+        for i, part in enumerate(to_device(windows, self.world.device).split(size)):
+            inputs: tuple[Tensor, ...] = (part[:, :-1], part[:, 1:])
+            if self.c.doc_mask:
+                tokens = windows[i * size : (i + 1) * size, :-1]
+                bounds = document_bounds(tokens, self.end_of_text)
+                inputs = (*inputs, to_device(bounds, self.world.device))
+            parts.append(inputs)
+        return parts
 
     def blank(self) -> tuple[Tensor, ...]:
         """A micro-batch of the shape that all have, of the first token only; reads no shard."""

@@ -13,6 +13,7 @@ import os
 import platform
 import socket
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -281,7 +282,7 @@ def raise_together(error: Exception | None, group: Any = None) -> None:
     """Raise the error of the first rank that has one, on all ranks; return on all ranks if none has.
 
     All ranks call it, or all of a group. The raised error has the type and the attributes of that rank's, and its
-    message names the rank. A process without others raises its own error as it is.
+    message names the rank unless that is the first. A process without others raises its own error as it is.
     """
     if not dist.is_initialized():
         if error:
@@ -294,23 +295,30 @@ def raise_together(error: Exception | None, group: Any = None) -> None:
             kind, message, attributes = problem
             # not by kind(message): some errors take something else, and some cannot be pickled
             shared = kind.__new__(kind)
-            shared.args = (f"rank {rank}: {message}",)
+            shared.args = (f"rank {rank}: {message}" if rank else message,)
             vars(shared).update(attributes)
             raise shared from error
+
+
+@contextlib.contextmanager
+def together(*kinds: type[Exception], group: Any = None) -> Iterator[None]:
+    """Raise on all ranks what one of them raises inside, if it is of these kinds. All ranks enter."""
+    error: Exception | None = None
+    try:
+        yield
+    except kinds as own_error:
+        error = own_error
+    raise_together(error, group)
 
 
 def who_sees(folder: Path, world: World) -> list[bool]:
     """Return by rank whether it sees the first rank's folder. Raises OSError, on all, if that cannot be written to."""
     # A new name: a network disk may remember for a while that a file was absent.
     probe = folder / from_first(f".probe-{uuid.uuid4().hex}")
-    problem = None
-    if world.is_first:
-        try:
+    with together(OSError):
+        if world.is_first:
             folder.mkdir(parents=True, exist_ok=True)
             probe.touch()
-        except OSError as error:
-            problem = error
-    raise_together(problem)
     seen = from_all(probe.exists())
     if world.is_first:
         probe.unlink(missing_ok=True)

@@ -21,7 +21,7 @@ from train.checkpoint.manifest import CheckpointError
 from train.data.batch import Batch
 from train.data.manifest import DataError
 from train.data.mixture import Gap, with_gap
-from train.distributed.world import from_first
+from train.distributed.world import from_first, together
 from train.faults.double_check import describe, find_suspects
 from train.faults.guard import LOOK_BACK, MAX_ROLLBACKS, GuardError
 from train.step import StepNumbers
@@ -163,7 +163,8 @@ def skip_step(job: "Job", batch: Batch, numbers: StepNumbers, seconds: float) ->
     job.recorder.say(
         f"step {step}: loss={numbers.loss:.4g} grad_norm={numbers.grad_norm:.4g}: "
         f"{job.guard.explain(numbers.refused)}. The weights were not touched, the step is skipped. "
-        f"Samples {first} to {last}: {shown}"
+        f"Samples {first} to {last}: {shown}. Their losses one by one: make replay "
+        f"RUN_NAME={config.run_name} STEP={step}"
     )
     if suspects:
         job.recorder.say(describe(suspects, job.world.device_name))
@@ -231,12 +232,7 @@ def pass_over(job: "Job", here: int, since: int, began: float, **values: float) 
 def put_aside_later_checkpoints(job: "Job") -> None:
     """Rename the checkpoints behind job.step, which know of steps that are lost. Raises CheckpointError, on all ranks."""
     job.saver.wait()
-    problem = None
-    if job.world.is_first:
-        try:
+    with together(CheckpointError):
+        if job.world.is_first:
             find.set_aside(job.paths.checkpoints, job.step, "rolled-back")
-        except CheckpointError as error:
-            problem = error
-    if problem := from_first(problem):
-        raise problem
     job.saver.sound = {step for step in job.saver.sound if step <= job.step}

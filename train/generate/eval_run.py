@@ -36,12 +36,12 @@ from train.distributed import parallel
 from train.distributed.world import (
     PeersMissing,
     World,
-    from_all,
     from_first,
     join,
     leave,
     report_exit,
     set_timeout,
+    together,
 )
 from train.evaluate.core.metric import Counts, Result, references, table
 from train.evaluate.core.score import Core, CoreFailed, open_core
@@ -122,7 +122,7 @@ def evaluate(c: Config, world: World) -> int:
         validation = validate(trained, world)
         found |= of_validation(validation)
         say_validation(validation)
-    except (DataError, EvaluationFailed) as error:
+    except (DataError, CorpusError, EvaluationFailed) as error:
         problems.append(f"no validation loss: {error}")
     if core:
         try:
@@ -143,21 +143,15 @@ def evaluate(c: Config, world: World) -> int:
 
 
 def validate(trained: Trained, world: World) -> Validation:
-    """All the held-out text that the end of the run scores. Raises DataError, EvaluationFailed, on all ranks."""
-    c, v, problem, evaluator = trained.config, trained.vocabulary, "", None
-    try:
-        held_out = (
-            stored_config(RunPaths.of(c.runs_dir, c.run_name, ROOT)).get("validation_shards")
-            if trained.facts
-            else None
-        )
+    """All the held-out text that the end of the run scores. Raises DataError, CorpusError, EvaluationFailed, on all ranks."""
+    c, v = trained.config, trained.vocabulary
+    held_out = None
+    with together(DataError, CorpusError):
+        if trained.facts:
+            stored = stored_config(RunPaths.of(c.runs_dir, c.run_name, ROOT))
+            held_out = stored.get("validation_shards")
         sources = prepare.open_sources(c, v, partial=True, folders=find_held_out(trained))
         evaluator = Evaluator(c, sources, padded_lengths(v, c), world, v.end_of_text, held_out)
-    except (DataError, CorpusError) as error:
-        problem = str(error)
-    if problems := [text for text in from_all(problem) if text]:
-        raise DataError(problems[0])
-    assert evaluator
     found = evaluator(trained.model, full=True)
     assert found  # nothing interrupts it but the end of the process
     return found

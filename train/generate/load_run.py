@@ -11,9 +11,9 @@ that was given another shape than the run's is refused. Nothing is written, so a
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -42,13 +42,11 @@ from train.data.manifest import DataError
 from train.data.sources.source import CorpusError
 from train.data.tokenizer import TokenizerError, Vocabulary, load
 from train.distributed import parallel
-from train.distributed.world import World, choose_device, from_all, from_first
+from train.distributed.world import World, choose_device, from_first, together
 from train.model import attention, hf_import
 from train.model.hf_import import ForeignError
 from train.model.model import Transformer, unfilled
 from train.run_folder import stored_config, stored_norm_eps
-
-Made = TypeVar("Made")
 
 PROBLEMS = (SettingsError, CheckpointError, ForeignError, TokenizerError, DataError, RunFolderError)
 
@@ -125,13 +123,18 @@ def open_trained(
     PROBLEMS, on all processes.
     """
     names = find_explicit() if given is None else given
-    found = from_first(together(lambda: find(c, names) if world.is_first else None))
-    vocabulary = together(lambda: vocabulary_of(found))
+    found = None
+    with together(*PROBLEMS):
+        if world.is_first:
+            found = find(c, names)
+    found = from_first(found)
+    assert found
+    with together(*PROBLEMS):
+        vocabulary = vocabulary_of(found)
     config = found.config
-    together(
-        lambda: choose_device(config, world.local_rank)
-    )  # which says where there is no such DTYPE
-    kernel = together(lambda: attention.choose(config, world.device))
+    with together(*PROBLEMS):
+        choose_device(config, world.local_rank)  # which says where there is no such DTYPE
+        kernel = attention.choose(config, world.device)
     sharding = (
         parallel.Sharding(config, world) if split and parallel.is_split(config, world) else None
     )
@@ -380,21 +383,3 @@ def kept_tokenizer(c: Config, sha256: str) -> Vocabulary | None:
             if (vocabulary := load(path)).sha256 == sha256:
                 return vocabulary
     return None
-
-
-# ---------------------------------------------------------------------------------------------------
-# Several processes
-# ---------------------------------------------------------------------------------------------------
-
-
-def together(make: Callable[[], Made]) -> Made:
-    """What each process makes for itself. Where one of them has a problem, all raise it."""
-    problem: Any = None
-    try:
-        made = make()
-    except PROBLEMS as error:
-        problem = type(error), error.problems if isinstance(error, SettingsError) else str(error)
-    if failed := [problem for problem in from_all(problem) if problem]:
-        kind, what = failed[0]
-        raise kind(what)
-    return made

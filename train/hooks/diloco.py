@@ -16,7 +16,7 @@ from train import timeouts
 from train.diloco import roll_call
 from train.diloco.result import DoubleSite, Outcome, RunIsOver, SitesMissing, ToldToStop
 from train.diloco.site_registry import Desk
-from train.distributed.world import PeersDiffer, PeersMissing, from_all, from_first, raise_together
+from train.distributed.world import PeersDiffer, PeersMissing, from_all, from_first, together
 from train.faults import recovery
 from train.faults.guard import MAX_ROLLBACKS
 from train.hooks.hook import Hook, StopTraining
@@ -67,14 +67,10 @@ class DiLoCo(Hook):
             return
         limit_s = 2 * config.start_timeout_s + timeouts.SYNC_TIMEOUT_S
         with job.activity("waiting for other sites", limit_s, "START_TIMEOUT_S"):
-            problem: Exception | None = None
-            if world.is_first:
-                self.desk = Desk(config, roll_call.facts_of(job))
-                try:
+            with together(PeersMissing):
+                if world.is_first:
+                    self.desk = Desk(config, roll_call.facts_of(job))
                     roll_call.find_desk(job, self.desk)
-                except PeersMissing as error:
-                    problem = error
-            raise_together(problem)
             try:
                 self.site = Site(
                     config,
@@ -87,12 +83,9 @@ class DiLoCo(Hook):
                 raise PeersMissing(str(error)) from None
             self.stand(job.step)
             is_apart = False
-            if self.desk:
-                try:
+            with together(SettingsError, PeersDiffer, PeersMissing, RunIsOver):
+                if self.desk:
                     self.is_late, is_apart = roll_call.gather(job, self.site, self.desk)
-                except (SettingsError, PeersDiffer, PeersMissing, RunIsOver) as error:
-                    problem = error
-            raise_together(problem)
             self.is_late, is_apart = from_first((self.is_late, is_apart))
             if is_apart:
                 self.site.fall_behind()

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from settings import ROOT, SettingsError
 from settings.config import SETTINGS, Config
 from settings.declare import format_value
-from train.distributed.world import from_all
+from train.distributed.world import together
 from train.model.model import Transformer
 
 BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}  # types that are read, and what an element takes
@@ -106,22 +106,16 @@ def load(folder: Path | str, model: Transformer) -> None:
     a forward pass FSDP2 shows whole weights that it throws away. Raises ForeignError, on all processes alike; the
     model is of no use then.
     """
-    problem = None
-    try:
-        stored = tensors(ROOT / folder)
-        for name, weight in model.named_parameters():
-            rows = model.vocab_size if name in OF_ENTRIES else len(weight)
-            copy(stored, their_name(name), weight, rows)
-            if name == "embed_tokens.weight" and "lm_head.weight" in stored and is_tied(model):
-                compare(stored, "lm_head.weight", weight, rows)
-    except (ForeignError, OSError, SafetensorError) as error:
-        problem = (
-            str(error)
-            if isinstance(error, ForeignError)
-            else f"{ROOT / folder}: cannot be read ({error})"
-        )
-    if problems := [problem for problem in from_all(problem) if problem]:
-        raise ForeignError(problems[0])
+    with together(ForeignError):
+        try:
+            stored = tensors(ROOT / folder)
+            for name, weight in model.named_parameters():
+                rows = model.vocab_size if name in OF_ENTRIES else len(weight)
+                copy(stored, their_name(name), weight, rows)
+                if name == "embed_tokens.weight" and "lm_head.weight" in stored and is_tied(model):
+                    compare(stored, "lm_head.weight", weight, rows)
+        except (OSError, SafetensorError) as error:
+            raise ForeignError(f"{ROOT / folder}: cannot be read ({error})") from error
 
 
 def hashes(folder: Path | str) -> dict[str, str]:

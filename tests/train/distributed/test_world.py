@@ -101,7 +101,7 @@ def raise_in_turn(rank, folder):
             raise_together(ValueError("bad") if rank == 2 else None, group)
     file = folder / "no folder"
     file.touch()
-    with pytest.raises(OSError, match=r"rank 0: .*File exists"):
+    with pytest.raises(OSError, match="File exists"):
         distributed.who_sees(file, world(rank, 3, 1))
     assert distributed.who_sees(folder / "runs", world(rank, 3, 1)) == [True] * 3
     dist.destroy_process_group()

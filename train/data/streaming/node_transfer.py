@@ -24,7 +24,15 @@ from train.data import data_paths, prepare
 from train.data.manifest import DataError, parse_manifest
 from train.data.mixture import SourceOrder
 from train.data.tokenizer import Vocabulary
-from train.distributed.world import World, broadcast, from_all, from_first, group_of, who_sees
+from train.distributed.world import (
+    World,
+    broadcast,
+    from_all,
+    from_first,
+    group_of,
+    together,
+    who_sees,
+)
 
 log = logging.getLogger(__name__)
 
@@ -57,14 +65,16 @@ class Relay:
         if len(ranks) == 1:
             return None
         relay = cls(c, world, folder, ranks, group_of(ranks, PATIENCE_S))
-        problem = ""
-        if world.rank in ranks:
+        with together(DataError):
             try:
-                relay.tell_whole(relay.small_files()) if world.is_first else relay.receive()
+                if world.is_first:
+                    relay.tell_whole(relay.small_files())
+                elif world.rank in ranks:
+                    relay.receive()
             except OSError as error:
-                problem = f"{error.filename}: cannot be written on {world.host} ({error.strerror})"
-        if failed := next((text for text in from_all(problem) if text), ""):
-            raise DataError(failed)
+                raise DataError(
+                    f"{error.filename}: cannot be written on {world.host} ({error.strerror})"
+                ) from error
         hosts = ", ".join(world.hosts[rank] for rank in ranks[1:])
         log.info(
             "data: %s has a DATA_DIR of its own, and gets from %s what it lacks",

@@ -22,7 +22,7 @@ from settings.config import Config
 from train.data.data_paths import data_dir
 from train.data.tokenizer import Vocabulary
 from train.distributed.parallel import bare, waits_in_forward
-from train.distributed.world import World, from_all, sum_over_ranks
+from train.distributed.world import World, from_all, sum_over_ranks, together
 from train.evaluate.core.bundle import Bundle, open_bundle
 from train.evaluate.core.metric import Counts
 from train.evaluate.core.prompts import Choice, Question, common, questions
@@ -267,18 +267,11 @@ def open_core(c: Config, vocabulary: Vocabulary, world: World, keep: bool = Fals
 
     keep: hold the questions for the next time, if they are not all that there are. Raises CoreError, on all ranks.
     """
-    bundle, problem = None, ""
-    try:
+    with together(CoreError):
         bundle = open_bundle(c.core_bundle, data_dir(c))
-    except CoreError as error:
-        problem = str(error)
-    facts = from_all((problem, bundle and bundle.sha256))
-    if problems := [text for text, _ in facts if text]:
-        raise CoreError(problems[0])
-    if len({sha256 for _, sha256 in facts}) > 1:
+    if len(set(from_all(bundle.sha256))) > 1:
         raise CoreError(
             f"CORE_BUNDLE={c.core_bundle}: is not the same on all machines; bring one to all of them"
         )
-    assert bundle
     log.info("%s", bundle.words())
     return Core(c, bundle, vocabulary, world, c.eval_examples, keep and bool(c.eval_examples))

@@ -1,0 +1,96 @@
+"""train/replay.py: losses of a refused step, compared with the model and the data opened here."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from record.metrics import Recorder
+from record.run_paths import RunPaths
+from settings.config import Config
+from tests.running import environment, tensors, train
+from tests.train.making import ALONE
+from train import replay
+from train.data import prepare
+from train.data.batch import Loader
+from train.generate import eval_run
+from train.model.model import build
+
+ROW = re.compile(r"^ *(\d+\.\d{4}) +(\d+)  (python-stdlib:epoch 0:\S+:window \d+)$", re.MULTILINE)
+
+
+def call(env: dict[str, str], monkeypatch: pytest.MonkeyPatch, **settings: str) -> int:
+    """`make replay` in this process."""
+    for name, value in (env | settings).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(eval_run.signal, "signal", lambda *_: None)
+    return eval_run.main(replay.replay)
+
+
+def expected_losses(env: dict[str, str], weights: Path, samples: range) -> dict[int, float]:
+    """Cross-entropy of each sample by torch alone, with the weights of step 8."""
+    config = Config.load(env)
+    model = build(config, torch.device("cpu"))
+    stored = tensors(weights, 8)
+    for name, weight in model.named_parameters():
+        weight.data.copy_(stored[f"model.{name}"])
+    vocabulary = prepare.vocabulary(config)
+    sources = prepare.open_sources(config, vocabulary)
+    loader = Loader(config, sources, ALONE, vocabulary.end_of_text)
+    losses = {}
+    for step in range(samples.start // 16, samples.stop // 16):
+        batch = loader.batch(step)
+        tokens = torch.cat([part[0] for part in batch.micro_batches])
+        targets = torch.cat([part[1] for part in batch.micro_batches])
+        for row, sample in enumerate(batch.samples):
+            logits = model(tokens[row : row + 1])[0]
+            loss = torch.nn.functional.cross_entropy(logits.double(), targets[row])
+            losses[sample] = loss.item()
+    return losses
+
+
+def test_each_sample_of_a_refused_step_has_its_loss(
+    tmp_path: Path,
+    data: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    env = environment(tmp_path, data, MAX_STEPS=12, SAVE_EVERY=4, KEEP_LAST=9)
+    train(env)
+    recorder = Recorder(RunPaths(tmp_path / "run"), True, 1, 12, 5)
+    facts = {"loss": None, "grad_norm": 2.5, "step_ms": 1.0, "names": []}
+    for first in (160, 192):
+        recorder.event("skip", 11, 0, reason="nonfinite", samples=[first, first + 15], **facts)
+    recorder.close()
+
+    assert call(env, monkeypatch, STEP="11") == 0
+    out = "\n".join(record.getMessage() for record in caplog.records)
+    assert "step_0000008" in out
+    assert out.count("step 11 was refused (nonfinite): loss not finite, gradient norm 2.5") == 2
+    rows = [(float(loss), int(sample)) for loss, sample, _ in ROW.findall(out)]
+    assert len(rows) == 20
+    for part, first in ((rows[:10], 160), (rows[10:], 192)):
+        expected = expected_losses(env, tmp_path / "run", range(first, first + 16))
+        highest = sorted(expected.values(), reverse=True)[:10]
+        assert [loss for loss, _ in part] == pytest.approx(highest, abs=1e-4)
+        assert [loss for loss, _ in part] == pytest.approx(
+            [expected[sample] for _, sample in part], abs=1e-4
+        )
+
+    assert call(env, monkeypatch, STEP="10") == 64
+    assert "STEP=10 was not refused. Refused steps of run: 11." in caplog.text
+    monkeypatch.delenv("STEP")
+    assert call(env, monkeypatch) == 64
+    assert "STEP is not set. Refused steps of run: 11." in caplog.text
+    assert call(env, monkeypatch, RUN_NAME="another") == 78
+    assert "there is no record" in caplog.text
+
+
+def test_a_loss_that_is_no_number_comes_first(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    replay.show([(float("nan"), 3, "a"), (2.0, 1, "b"), (1.0, 2, "c")])
+    assert "nan           3  a" in caplog.text
