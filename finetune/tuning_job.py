@@ -17,7 +17,6 @@ from finetune.hf_model import Tuned
 from finetune.loader import Loader
 from finetune.perplexity import Evaluator
 from finetune.prepare_data import Data
-from hardware.out_of_memory import is_out_of_memory
 from settings import SettingsError
 from settings.config import Config
 from settings.resolve import find_explicit
@@ -28,7 +27,7 @@ from train.data.sources.source import CorpusError
 from train.data.tokenizer import TokenizerError
 from train.distributed import parallel
 from train.distributed.world import World, from_all, together
-from train.faults.memory_advice import loading_advice
+from train.faults.memory_advice import loading_advice, refuse_out_of_memory
 from train.hooks.crowding import Crowding
 from train.hooks.evaluation import Evaluation
 from train.hooks.save_reports import SaveReports
@@ -165,14 +164,10 @@ def build_job(read: Data, folder: Path, known: "Fingerprints", attempt: Attempt)
 
 def built(folder: Path, c: Config, world: World, adapters: Adapters | None) -> Tuned:
     """The model with its weights. Raises ForeignError, and SettingsError where memory does not suffice."""
-    try:
+    size = sum(path.stat().st_size for path in weight_files(folder))
+    with refuse_out_of_memory(lambda: loading_advice(c, world, size)):
         sharding = parallel.Sharding(c, world) if parallel.is_split(c, world) else None
         return hf_model.build(folder, c, world.device, sharding, adapters)
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-        size = sum(path.stat().st_size for path in weight_files(folder))
-        raise SettingsError([loading_advice(c, world, size)]) from error
 
 
 class Fingerprints(NamedTuple):

@@ -16,7 +16,6 @@ from typing import Any
 import numpy
 import torch
 
-from hardware.out_of_memory import is_out_of_memory
 from record.durable import write_whole
 from record.metrics import Recorder
 from record.provenance import provenance
@@ -51,7 +50,7 @@ from train.evaluate.validation import Evaluator
 from train.faults import recovery, watchdog
 from train.faults.deadlines import Deadlines
 from train.faults.guard import Guard
-from train.faults.memory_advice import memory_advice
+from train.faults.memory_advice import memory_advice, refuse_out_of_memory
 from train.faults.watchdog import Watchdog
 from train.hooks.crowding import Crowding
 from train.hooks.diloco import DiLoCo
@@ -318,12 +317,8 @@ def rehearse_and_resume(job: Job, attempt: Attempt, is_streamed: bool = False) -
     doing = "compiling" if is_compiled else "the rehearsal of a step"
     attempt.watch.expect(doing, limit_s)
     began = time.perf_counter()
-    try:
+    with refuse_out_of_memory(lambda: memory_advice(config, job.world)):
         rehearse(job.model, job.optimizer, job.loader.blank())
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-        raise SettingsError([memory_advice(config, job.world)]) from error
     if is_compiled:
         log.info("compiled in %.1f s", time.perf_counter() - began)
     transport.say(job)  # gradients have met for the first time

@@ -1,72 +1,85 @@
-"""What to change where memory does not suffice: in a step, in an evaluation, while weights are loaded."""
+"""What to change when memory does not suffice: in a step, in an evaluation, while weights are loaded."""
 
+import contextlib
 import os
+from collections.abc import Callable, Iterator
 
 import torch
 
+from hardware.out_of_memory import is_out_of_memory
+from settings import SettingsError
 from settings.config import Config
 from train.distributed.world import World
 
-HARDER = {
-    "none": ("selective", "full"),
-    "selective": ("full",),
-    "full": (),
-}  # of ACTIVATION_CHECKPOINTING
+# ACTIVATION_CHECKPOINTING -> values with which less is kept
+STRONGER = {"none": ("selective", "full"), "selective": ("full",), "full": ()}
 
 
-def memory_advice(c: Config, world: World, evaluating: bool = False) -> str:
-    """What to change where a step does not fit, or a batch of an evaluation."""
-    now, share = (
-        c.micro_batch(world.size * c.replicas),
-        c.batch_windows // (world.size * c.replicas),
-    )
-    smaller = max((n for n in range(1, now // 2 + 1) if share % n == 0), default=None)
+@contextlib.contextmanager
+def refuse_out_of_memory(describe: Callable[[], str]) -> Iterator[None]:
+    """Raise SettingsError, with a description, where memory does not suffice for what is inside."""
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise SettingsError([describe()]) from error
+
+
+def memory_advice(config: Config, world: World, evaluating: bool = False) -> str:
+    """Say what to change if a step does not fit into memory, or a batch of an evaluation."""
+    now = config.micro_batch(world.size * config.replicas)
+    share = config.batch_windows // (world.size * config.replicas)
+    fitting = [size for size in range(1, now // 2 + 1) if share % size == 0]
+    smaller = max(fitting, default=None)
     if evaluating and smaller:
         return (
             f"MICRO_BATCH_SIZE={now}: {now} windows of held-out text at once do not fit into "
-            f"{room(world)}; set MICRO_BATCH_SIZE={smaller}"
+            f"{describe_memory(world)}; set MICRO_BATCH_SIZE={smaller}"
         )
-    ways = (
-        [f"MICRO_BATCH_SIZE={smaller} (the batch stays as it is, in more parts)"] if smaller else []
-    )
-    ways += [f"ACTIVATION_CHECKPOINTING={how}" for how in HARDER[c.activation_checkpointing]]
-    ways += ["PARALLEL=fsdp, on more processes"] if c.parallel == "ddp" else []
-    ways += of_tuning(c) if c.model else []
-    if c.model and not smaller and c.seq_len > 256:
-        ways += [f"SEQ_LEN={c.seq_len // 2} with BATCH_TOKENS as it is"]
+    ways = []
+    if smaller:
+        ways.append(f"MICRO_BATCH_SIZE={smaller} (the batch stays as it is, in more parts)")
+    for value in STRONGER[config.activation_checkpointing]:
+        ways.append(f"ACTIVATION_CHECKPOINTING={value}")
+    if config.parallel == "ddp":
+        ways.append("PARALLEL=fsdp, on more processes")
+    if config.model:
+        ways += list_tuning_ways(config)
+        if not smaller and config.seq_len > 256:
+            ways.append(f"SEQ_LEN={config.seq_len // 2} with BATCH_TOKENS as it is")
     return (
-        f"MICRO_BATCH_SIZE={now}: a step of {now} sequences of {c.seq_len} tokens does not fit into {room(world)}; "
-        f"set {', or '.join(ways) or 'a smaller model'}"
+        f"MICRO_BATCH_SIZE={now}: a step of {now} sequences of {config.seq_len} tokens does not fit "
+        f"into {describe_memory(world)}; set {', or '.join(ways) or 'a smaller model'}"
     )
 
 
-def loading_advice(c: Config, world: World, size_bytes: float) -> str:
-    """What to change where the weights of MODEL, so many bytes in its files, do not."""
-    ways = [
-        "PARALLEL=fsdp, on more processes"
-        if c.parallel == "ddp"
-        else "more processes (NPROC, NODES)"
-    ]
+def loading_advice(config: Config, world: World, size_bytes: float) -> str:
+    """Say what to change if the weights of MODEL do not fit, which have so many bytes in its files."""
+    processes = "more processes (NPROC, NODES)"
+    if config.parallel == "ddp":
+        processes = "PARALLEL=fsdp, on more processes"
     return (
-        f"MODEL={c.model}: its weights, {size_bytes / 2**30:.1f} GiB in the files, do not fit into {room(world)}; "
-        f"set {', or '.join([*ways, *of_tuning(c)])}"
+        f"MODEL={config.model}: its weights, {size_bytes / 2**30:.1f} GiB in the files, do not fit "
+        f"into {describe_memory(world)}; set {', or '.join([processes, *list_tuning_ways(config)])}"
     )
 
 
-def of_tuning(c: Config) -> list[str]:
-    """How a fine-tuning holds less of its model: adapters in the place of all weights, of fewer numbers, and what is
-    frozen in two bytes."""
-    if not c.lora_rank:
-        return ["LORA_RANK=16" + (" with DTYPE=bfloat16" if c.dtype == "float32" else "")]
-    fewer = [f"LORA_RANK={c.lora_rank // 2}"] if c.lora_rank >= 64 else []
-    return (["DTYPE=bfloat16"] if c.dtype == "float32" else []) + fewer
+def list_tuning_ways(config: Config) -> list[str]:
+    """List how a fine-tuning holds less of its model: adapters, smaller ones, frozen weights in two bytes."""
+    is_float32 = config.dtype == "float32"
+    if not config.lora_rank:
+        return ["LORA_RANK=16 with DTYPE=bfloat16" if is_float32 else "LORA_RANK=16"]
+    ways = ["DTYPE=bfloat16"] if is_float32 else []
+    if config.lora_rank >= 64:
+        ways.append(f"LORA_RANK={config.lora_rank // 2}")
+    return ways
 
 
-def room(world: World) -> str:
-    """'the memory of NVIDIA H200 (139.8 GiB)'"""
-    total = (
-        torch.cuda.get_device_properties(world.device).total_memory
-        if world.device.type == "cuda"
-        else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    )
+def describe_memory(world: World) -> str:
+    """Return 'the memory of NVIDIA H200 (139.8 GiB)'."""
+    if world.device.type == "cuda":
+        total = torch.cuda.get_device_properties(world.device).total_memory
+    else:
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return f"the memory of {world.device_name} ({total / 2**30:.1f} GiB)"

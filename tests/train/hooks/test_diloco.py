@@ -144,3 +144,48 @@ def test_of_two_sites_that_were_trained_apart_one_gives_way(
     one, two = said | {"node_rank": 1} | mine, said | {"node_rank": 0} | other
     assert gives_way(one, two) is does
     assert not (gives_way(two, one) and does)
+
+
+def test_a_jump_after_an_exchange_is_no_spike(job: Job) -> None:
+    join(job, 8, 1)
+    for step in range(40):
+        job.guard.taken(step, 2.0, 1.0)
+    assert job.guard.judge(9.0, 1.0) == "loss"
+    goes_on_to(job, 8)
+    assert job.guard.judge(9.0, 1.0) is None
+
+
+def test_steps_that_a_site_has_missed_are_recorded_and_kept(job: Job) -> None:
+    hook, site = join(job, 8, 1)
+    ahead = Alone(site.config)
+    ahead.exchange(8)
+    ahead.step = 16
+
+    def heal() -> None:
+        site.take_over(ahead.hand_over())
+        site.manager.count = 1
+
+    site.manager.start_quorum = heal  # type: ignore[method-assign]
+    job.step = 3
+    hook.is_late = True
+    hook.at_start(job)
+    assert (job.step, site.exchanges, hook.missed) == (16, 2, [[3, 16]])
+    assert "save" in job.requests and job.guard.unsettled
+    (gap,) = [event for event in read_records(job.paths.metrics) if event["event"] == "gap"]
+    assert (gap["from"], gap["to"], gap["reason"]) == (3, 16, "away")
+    manifest: dict[str, Any] = {}
+    assert hook.before_save(job, manifest)
+    assert manifest["sites"]["away"] == [[3, 16]]
+    another = DiLoCo()
+    another.after_load(job, {"data": {}, **manifest}, {})
+    assert another.missed == [[3, 16]]
+
+
+def test_of_two_checkpoints_trained_apart_one_is_given_up(job: Job) -> None:
+    """Its site counts as behind all others, and the next quorum brings their weights."""
+    _, site = join(job, 8, 1)
+    site.exchange(8)
+    before = site.common_step
+    site.fall_behind()
+    assert site.manager.count < 0 and site.exchanges < 0
+    assert site.common_step == before
