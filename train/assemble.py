@@ -3,6 +3,7 @@
 tokenizer and shards -> model, spread over processes -> rehearsal of a step -> checkpoint -> record
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -317,7 +318,10 @@ def rehearse_and_resume(job: Job, attempt: Attempt, is_streamed: bool = False) -
     doing = "compiling" if is_compiled else "the rehearsal of a step"
     attempt.watch.expect(doing, limit_s)
     began = time.perf_counter()
-    with refuse_out_of_memory(lambda: memory_advice(config, job.world)):
+    with (
+        refuse_out_of_memory(lambda: memory_advice(config, job.world)),
+        compilation.refuse_damaged_cache() if is_compiled else contextlib.nullcontext(),
+    ):
         rehearse(job.model, job.optimizer, job.loader.blank())
     if is_compiled:
         log.info("compiled in %.1f s", time.perf_counter() - began)

@@ -4,10 +4,12 @@ The names of weights stay as they are, since a module is compiled in place. Text
 token, are generated without it (kv_cache.py).
 """
 
+import contextlib
 import logging
 import shutil
 import sys
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -17,6 +19,7 @@ from hardware.flops import flops_per_token
 from settings import SettingsError
 from settings.config import Config
 from train.console import LOG_ONLY
+from train.data.manifest import DataError
 from train.model.loss import SoftmaxPart, softmax_part
 from train.model.model import Transformer, matmul_weights
 
@@ -26,6 +29,8 @@ log = logging.getLogger(__name__)
 # (BENCHMARKS.md). This many FLOPs are two minutes of their work in bfloat16, five in float32.
 FLOPS_WORTH_COMPILING_ON_CPU = 5e13
 ROWS_AT_ONCE = 256  # of logits, on a CPU
+# What the system says of a library that is cut short, or is none.
+DAMAGED_LIBRARY = ("file too short", "invalid ELF header")
 
 
 def wanted(c: Config, device: torch.device, model: Transformer) -> bool:
@@ -101,6 +106,27 @@ def compile_model(model: Transformer, named: bool = False) -> None:
         layer.forward = torch.compile(layer.forward, dynamic=False)
     model.softmax_part = of_any_length(torch.compile(softmax_part))
     model.compiled = True
+
+
+@contextlib.contextmanager
+def refuse_damaged_cache() -> Iterator[None]:
+    """Raise DataError where torch loads a damaged kernel from its cache, which it does not verify.
+
+    A machine that loses power while it compiles leaves such files behind.
+    """
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    try:
+        yield
+    except Exception as error:
+        text = str(error)
+        if not any(sign in text for sign in DAMAGED_LIBRARY):
+            raise
+        folder = cache_dir()
+        raise DataError(
+            f"torch.compile's cache in {folder} is damaged, as after a power failure. Delete it and "
+            f"start again: rm -r {folder}"
+        ) from error
 
 
 def of_any_length(part: SoftmaxPart) -> SoftmaxPart:

@@ -1,5 +1,6 @@
 """torch.compile: when it is used, that it changes no result, and that one compiled block serves all layers."""
 
+import ctypes
 import dataclasses
 import shutil
 import sys
@@ -13,6 +14,7 @@ from settings import SettingsError
 from tests.train.test_parity import batches
 from train.checkpoint import checkpoint
 from train.data.batch import Batch
+from train.data.manifest import DataError
 from train.data.tokenizer import train as train_tokenizer
 from train.distributed.world import World
 from train.model import compilation
@@ -196,3 +198,19 @@ def test_what_compiling_needs_is_looked_for_where_torch_looks(
     monkeypatch.setattr(Path, "is_file", lambda path: False)
     for device in (CPU, gpu):
         assert compilation.find_missing(device) == "Python.h is missing: install python3-dev"
+
+
+@pytest.mark.parametrize("left", [0, 100])
+def test_a_kernel_that_a_power_failure_cut_short_is_named_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    library = tmp_path / "kernel.so"
+    library.write_bytes(bytes(left))
+    with (
+        pytest.raises(DataError, match=rf"cache in {tmp_path} is damaged.*rm -r {tmp_path}"),
+        compilation.refuse_damaged_cache(),
+    ):
+        ctypes.CDLL(str(library))
+    with pytest.raises(OSError, match="cannot open"), compilation.refuse_damaged_cache():
+        ctypes.CDLL(str(tmp_path / "absent.so"))
