@@ -22,7 +22,7 @@ from doctor.gpu_probe import messages, worker
 from doctor.gpu_probe.foreign_load import Foreign, worst
 from settings.config import Config
 from train.evaluate.core.prompts import Choice, Question
-from train.evaluate.core.score import losses
+from train.evaluate.core.score import score_choices
 from train.model import attention
 from train.model.model import Transformer, build
 
@@ -87,7 +87,7 @@ def shared(model: Transformer, questions: list[Question], device: torch.device) 
     ordered = sorted(questions, key=len, reverse=True)
     for start in range(0, len(ordered), SIZE):
         batch = ordered[start : start + SIZE]
-        for question, scores in zip(batch, losses(model, batch, device), strict=True):
+        for question, scores in zip(batch, score_choices(model, batch, device), strict=True):
             nats[question.number] = [score[0] for score in scores]
     return [one for number in sorted(nats) for one in nats[number]]
 

@@ -39,7 +39,7 @@ from settings.resolve import show_path
 from train.data.sources.source import CorpusError
 from train.distributed.world import World, from_all, from_first, set_timeout, sum_over_ranks
 from train.evaluate.core.metric import wilson
-from train.evaluate.core.score import losses
+from train.evaluate.core.score import score_choices
 from train.evaluate.validation import FULL_SET
 from train.generate import chat_format, eval_run
 from train.generate.load_run import TUNED, Trained, open_trained
@@ -135,7 +135,9 @@ def of_choices(
     for batch in batched(
         sorted((q for q in made if not q.too_long), key=len, reverse=True), c.micro_batch_size
     ):
-        for question, scores in zip(batch, losses(trained.model, batch, world.device), strict=True):
+        for question, scores in zip(
+            batch, score_choices(trained.model, batch, world.device), strict=True
+        ):
             nats = [of for of, _, _ in scores]
             broken += not all(map(math.isfinite, nats))
             right += nats.index(min(nats)) == question.gold

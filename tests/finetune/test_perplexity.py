@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from finetune import perplexity, tuning_job
+from finetune import tuning_job
 from finetune.loader import Loader
 from finetune.perplexity import Evaluator, Scored
 from finetune.prepare_data import Data, prepared
@@ -21,7 +21,8 @@ from tests.finetune.models import models, opened
 from tests.finetune.test_training import chats
 from tests.train.checkpoint.test_checkpoint import ALONE
 from train.data.mixture import Gap
-from train.evaluate.validation import EvaluationFailed
+from train.evaluate import scoring
+from train.evaluate.scoring import ScoringFailed
 from train.model.loss import IGNORED
 
 __all__ = ["chats", "models"]  # fixtures
@@ -187,7 +188,7 @@ def test_an_evaluation_scores_each_once_with_one_all_reduce(
             if "lora_B" in name:
                 weight.normal_(0, 0.5)
     sums = []
-    monkeypatch.setattr(perplexity, "sum_over_ranks", lambda values: sums.append(1) or values)
+    monkeypatch.setattr(scoring, "sum_over_ranks", lambda values: sums.append(1) or values)
     evaluator = Evaluator(c, data, ALONE)
     found = evaluator(model)
     assert found and len(sums) == 1
@@ -213,7 +214,7 @@ def test_an_evaluation_is_interrupted_and_given_up(
     evaluator = Evaluator(c, data, ALONE)
     assert evaluator(model, interrupted=lambda: True) is None
     before = signal.getsignal(signal.SIGALRM)
-    with pytest.raises(EvaluationFailed, match="EVAL_MINUTES=10"):
+    with pytest.raises(ScoringFailed, match="EVAL_MINUTES=10"):
         evaluator(model, limit_s=1e-6)
     assert signal.getsignal(signal.SIGALRM) == before
 
@@ -221,6 +222,6 @@ def test_an_evaluation_is_interrupted_and_given_up(
         def forward(self, *_):
             raise RuntimeError("a bad block")
 
-    with pytest.raises(EvaluationFailed, match="RuntimeError: a bad block"):
+    with pytest.raises(ScoringFailed, match="RuntimeError: a bad block"):
         evaluator(Broken())
     assert isinstance(evaluator(model), Scored)

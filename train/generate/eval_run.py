@@ -43,10 +43,11 @@ from train.distributed.world import (
     set_timeout,
     together,
 )
-from train.evaluate.core.metric import Counts, Result, references, table
-from train.evaluate.core.score import Core, CoreFailed, open_core
+from train.evaluate.core.metric import Counts, Result, format_table, references
+from train.evaluate.core.score import Core, open_core
 from train.evaluate.core.tasks import CoreError
-from train.evaluate.validation import FULL_SET, EvaluationFailed, Evaluator, Validation
+from train.evaluate.scoring import ScoringFailed
+from train.evaluate.validation import FULL_SET, Evaluator, Validation
 from train.generate.load_run import PROBLEMS, Trained, open_trained, settings_of_command
 from train.run_folder import stored_config
 
@@ -122,12 +123,12 @@ def evaluate(c: Config, world: World) -> int:
         validation = validate(trained, world)
         found |= of_validation(validation)
         say_validation(validation)
-    except (DataError, CorpusError, EvaluationFailed) as error:
+    except (DataError, CorpusError, ScoringFailed) as error:
         problems.append(f"no validation loss: {error}")
     if core:
         try:
             found |= {"core": measure(core, trained)}
-        except CoreFailed as error:
+        except ScoringFailed as error:
             problems.append(f"no CORE: {error}")
     if world.is_first:
         write(c, trained, world, found, problems, time.perf_counter() - began)
@@ -143,7 +144,7 @@ def evaluate(c: Config, world: World) -> int:
 
 
 def validate(trained: Trained, world: World) -> Validation:
-    """All the held-out text that the end of the run scores. Raises DataError, CorpusError, EvaluationFailed, on all ranks."""
+    """All the held-out text that the end of the run scores. Raises DataError, CorpusError, ScoringFailed, on all ranks."""
     c, v = trained.config, trained.vocabulary
     held_out = None
     with together(DataError, CorpusError):
@@ -227,7 +228,7 @@ def say_validation(found: Validation) -> None:
 
 
 def measure(core: Core, trained: Trained) -> dict[str, Any]:
-    """The metric, said as a table. Raises CoreFailed."""
+    """The metric, said as a table. Raises ScoringFailed."""
     began, bundle = time.perf_counter(), core.bundle
     asked = f"at most {core.examples} questions" if core.examples else "all questions"
     log.info("\nCORE: %s of each of %d tasks", asked, len(bundle.tasks))
@@ -246,9 +247,9 @@ def measure(core: Core, trained: Trained) -> dict[str, Any]:
     counts: Mapping[str, Counts] = core(trained.model, progress=progress) or {}
     result, others = Result.of(bundle.tasks, counts, bundle.missing), references(bundle.tables)
     log.info("")
-    for line in table(result, others):
+    for line in format_table(result, others):
         log.info("%s", line)
-    log.info("%s", result.words())
+    log.info("%s", result.describe())
     if core.examples:
         log.info(
             "of each task %d questions at most, always the same; EVAL_EXAMPLES=0 takes all, as GPT-2's figures do",

@@ -11,8 +11,9 @@ from torch import Tensor
 from train.checkpoint.find import best
 from train.distributed.world import from_first
 from train.evaluate.core.metric import Result
-from train.evaluate.core.score import Core, CoreFailed
-from train.evaluate.validation import FULL_SET, EvaluationFailed
+from train.evaluate.core.score import Core
+from train.evaluate.scoring import ScoringFailed
+from train.evaluate.validation import FULL_SET
 from train.hooks.hook import Hook, StopTraining
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ class Evaluation(Hook):
         result, values, seconds = self.run(job, "CORE", score)
         self.core_at = job.step
         if result:
-            job.recorder.say(f"step {job.step}: {result.words()}")
+            job.recorder.say(f"step {job.step}: {result.describe()}")
         else:
             values = {"core": None, "core_error": values["error"]}
         self.name_large_share(job, "CORE_EVERY", job.config.core_every, seconds)
@@ -147,7 +148,7 @@ class Evaluation(Hook):
                     limit_s=limit_s,
                     progress=progress,
                 )
-            except (EvaluationFailed, CoreFailed) as error:
+            except ScoringFailed as error:
                 values = {"error": str(error)}
                 job.recorder.say(f"{name} at step {job.step} failed, and training goes on: {error}")
         if result is None and not values:

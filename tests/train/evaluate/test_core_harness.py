@@ -19,7 +19,7 @@ from tests.train.model.test_model import hugging_face
 from train.data import tokenizer
 from train.evaluate.core.bundle import Bundle
 from train.evaluate.core.prompts import questions, texts_of
-from train.evaluate.core.score import is_right, losses
+from train.evaluate.core.score import is_right, score_choices
 from train.evaluate.core.tasks import LANGUAGE, SCHEMA, Task, shots_of
 from train.model.model import build
 
@@ -156,7 +156,7 @@ def test_each_choice_is_as_likely_as_the_harness_finds_it(
     ours = list(questions(task, examples, range(COUNT), v, c.seq_len))
     of_sums = []
     for question, scores, sample in zip(
-        ours, losses(model, ours, torch.device("cpu")), samples, strict=True
+        ours, score_choices(model, ours, torch.device("cpu")), samples, strict=True
     ):
         likely = torch.tensor(
             [response[0] for response in sample["filtered_resps"]], dtype=torch.float64

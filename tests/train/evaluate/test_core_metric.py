@@ -6,7 +6,15 @@ import pytest
 
 from analysis.load import last_of_each_eval
 from record.trackers.follow import make_row
-from train.evaluate.core.metric import MODELS, Counts, Result, Score, references, table, wilson
+from train.evaluate.core.metric import (
+    MODELS,
+    Counts,
+    Result,
+    Score,
+    format_table,
+    references,
+    wilson,
+)
 from train.evaluate.core.tasks import CORE_TASKS, Task
 
 
@@ -28,8 +36,8 @@ def test_core_is_the_mean_of_22_centred_accuracies() -> None:
     halves = [(high - low) / 2 / 0.75 for low, high in (wilson(i, 40) for i in range(22))]
     assert found.margin == pytest.approx(math.sqrt(sum(half**2 for half in halves)) / 22)
     assert found.record()["core"] == found.core and found.record()["core_partial"] is None
-    assert found.words() == f"CORE {expected:.4f} +- {found.margin:.4f} (22 tasks)"
-    assert "another (not of CORE)" in "\n".join(table(found, references({})))
+    assert found.describe() == f"CORE {expected:.4f} +- {found.margin:.4f} (22 tasks)"
+    assert "another (not of CORE)" in "\n".join(format_table(found, references({})))
 
 
 def test_without_one_task_there_is_no_core_and_the_others_have_another_name() -> None:
@@ -49,7 +57,7 @@ def test_without_one_task_there_is_no_core_and_the_others_have_another_name() ->
         "core_tasks": 20,
         "core_centred": {},
     }
-    lines = list(table(found, references({})))
+    lines = list(format_table(found, references({})))
     assert next(line for line in lines if line.startswith("CORE")).split()[:3] == [
         "CORE",
         "20",
@@ -60,14 +68,14 @@ def test_without_one_task_there_is_no_core_and_the_others_have_another_name() ->
         "0.3333",
     ]
     assert "missing: squad: none of its questions could be asked" in lines
-    assert found.words().startswith("CORE n/a, 2 of 22 tasks are missing; core_partial 0.3333 +- ")
+    assert found.describe().startswith("CORE n/a, 2 of 22 tasks are missing; core_partial 0.3333 +- ")
 
 
 def test_without_any_task_there_is_nothing() -> None:
     found = Result.of([], {}, {})
     assert (found.core, found.partial, found.margin, len(found.lacking)) == (None, None, None, 22)
-    assert found.words() == "CORE n/a: no task could be asked" and list(
-        table(found, references({}))
+    assert found.describe() == "CORE n/a: no task could be asked" and list(
+        format_table(found, references({}))
     )
     assert Score.of(task("copa"), Counts()) is None
 
@@ -94,7 +102,7 @@ def test_gpt2_is_shown_from_the_bundle_or_else_as_published() -> None:
         given["gpt2"] == {"copa": 0.28, "CORE": 0.11} and given["gpt2-xl"] == published["gpt2-xl"]
     )
     found = Result.of(ALL, {label: Counts(1, 4) for label in CORE_TASKS}, {})
-    (line,) = [line for line in table(found, given) if line.startswith("copa")]
+    (line,) = [line for line in format_table(found, given) if line.startswith("copa")]
     assert line.split()[-2:] == ["0.2800", "n/a"]
 
 
@@ -104,7 +112,7 @@ def test_what_could_not_be_asked_as_it_is_is_counted_in_the_table() -> None:
     )
     assert (
         "coqa: 3 cropped from the left, to SEQ_LEN, 2 left out, an answer alone exceeds SEQ_LEN, 1 whose question "
-        "ends within a token" in list(table(found, references({})))
+        "ends within a token" in list(format_table(found, references({})))
     )
 
 

@@ -16,9 +16,9 @@ from train.data import prepare
 from train.distributed import world as distributed
 from train.distributed.parallel import Sharding, is_split, parallelize
 from train.distributed.world import World
-from train.evaluate.core import score
+from train.evaluate import scoring
 from train.evaluate.core.bundle import Bundle
-from train.evaluate.core.score import Core, CoreFailed
+from train.evaluate.core.score import Core
 from train.model.model import build
 
 
@@ -54,14 +54,14 @@ def rank(number: int, c: Config, folder: Path, port: int) -> None:
 def score_with_a_fault(c: Config, folder: Path, world: World) -> None:
     """Score whole, interrupted on rank 1, and with a damaged file on rank 1."""
     model = parallelize(model_of(c, world), c, world)
-    sums, summed = 0, score.sum_over_ranks
+    sums, summed = 0, scoring.sum_over_ranks
 
     def counted(values: torch.Tensor) -> torch.Tensor:
         nonlocal sums
         sums += 1
         return summed(values)
 
-    score.sum_over_ranks = counted
+    scoring.sum_over_ranks = counted
     counts = found(c, folder, world, model)
     once = sums
     interrupted = Core(c, Bundle(folder), prepare.vocabulary(c), world, 0)(
@@ -72,7 +72,7 @@ def score_with_a_fault(c: Config, folder: Path, world: World) -> None:
         damaged.bundle.digests["eval_data/" + TASKS["piqa"][0]] = "another"
     try:
         said = str(damaged(model))
-    except CoreFailed as error:
+    except scoring.ScoringFailed as error:
         said = str(error)
     (folder / f"rank_{world.rank}.json").write_text(json.dumps([counts, once, interrupted, said]))
 
@@ -101,7 +101,8 @@ def test_two_processes_count_what_one_does(
     run_ranks(rank, (c, tmp_path, free_port), 2)
     for number in range(2):
         counts, sums, interrupted, said = json.loads((tmp_path / f"rank_{number}.json").read_text())
-        assert counts == expected and sums == 1 and interrupted is None
+        assert counts == expected and interrupted is None
+        assert sums == 1 or how == "fsdp"  # which agrees before each batch
         assert (
             said.startswith("rank 1: CoreError: ")
             and "piqa.jsonl has changed since it was opened" in said

@@ -18,8 +18,9 @@ from train.distributed.world import World
 from train.evaluate.core.bundle import Bundle
 from train.evaluate.core.metric import Counts
 from train.evaluate.core.prompts import Choice, Question, questions
-from train.evaluate.core.score import Core, CoreFailed, is_right, losses, rows_of
+from train.evaluate.core.score import ChoiceScore, Core, Row, build_rows, is_right, score_choices
 from train.evaluate.core.tasks import Task
+from train.evaluate.scoring import ScoringFailed
 from train.model.model import Transformer, build
 
 CPU = torch.device("cpu")
@@ -60,12 +61,12 @@ def asked(parts: Parts, label: str) -> tuple[Task, list[Question]]:
 
 
 @torch.no_grad()
-def by_hugging_face(other: torch.nn.Module, choice: Choice) -> tuple[float, int, bool]:
+def by_hugging_face(other: torch.nn.Module, choice: Choice) -> ChoiceScore:
     """Nats of the scored tokens of a text by itself, how many, and whether greedy decoding gives them."""
     tokens = torch.tensor(choice.tokens.tolist())
     logits = other(tokens[None]).logits[0, choice.start - 1 : -1].double()
     answer = tokens[choice.start :]
-    return (
+    return ChoiceScore(
         F.cross_entropy(logits, answer, reduction="sum").item(),
         len(answer),
         bool((logits.argmax(1) == answer).all()),
@@ -79,7 +80,7 @@ def test_log_likelihoods_are_those_of_hugging_face(parts: Parts, label: str) -> 
     other = hugging_face(model, c)
     right = 0
     for batch in (found[:5], found[5:]):
-        for question, ours in zip(batch, losses(model, batch, CPU), strict=True):
+        for question, ours in zip(batch, score_choices(model, batch, CPU), strict=True):
             theirs = [by_hugging_face(other, choice) for choice in question.choices]
             assert len(ours) == (1 if label == "jeopardy" else 2 if label == "winograd" else 3)
             for (nats, count, likeliest), expected in zip(ours, theirs, strict=True):
@@ -109,7 +110,7 @@ def test_what_is_greedily_decoded_counts_as_right(parts: Parts) -> None:
         batch = [Question(0, (Choice(ids(one), 3),), 0) for one in (tokens, changed)]
         assert [
             is_right(task, question, of)
-            for question, of in zip(batch, losses(model, batch, CPU), strict=True)
+            for question, of in zip(batch, score_choices(model, batch, CPU), strict=True)
         ] == [True, False]
 
 
@@ -117,30 +118,35 @@ def ids(tokens: list[int]) -> array:
     return array("i", tokens)
 
 
+def shown(row: Row) -> list[tuple[int, int, list[int], int]]:
+    return [
+        (branch.question, branch.choice, list(branch.tokens), branch.scored)
+        for branch in row.branches
+    ]
+
+
 def test_what_choices_begin_with_is_read_once() -> None:
     same = Question(0, tuple(Choice(ids(one), 3) for one in ([0, 1, 2, 3], [0, 1, 2, 4, 5])), 0)
-    (row,) = rows_of(7, same)
-    assert (list(row.trunk), [list(b) for b in row.branches]) == ([0, 1, 2], [[3], [4, 5]])
-    assert row.owners == [(7, 0, 1), (7, 1, 2)]
+    (row,) = build_rows(7, same)
+    assert list(row.trunk) == [0, 1, 2]
+    assert shown(row) == [(7, 0, [3], 1), (7, 1, [4, 5], 2)]
     schema = Question(0, (Choice(ids([0, 1, 8, 9]), 3), Choice(ids([0, 1, 7, 7, 9]), 4)), 0)
-    (row,) = rows_of(0, schema)  # the contexts' own ends are read in each branch, and not scored
-    assert (list(row.trunk), [list(b) for b in row.branches]) == ([0, 1], [[8, 9], [7, 7, 9]])
-    assert row.owners == [(0, 0, 1), (0, 1, 1)]
+    (row,) = build_rows(0, schema)  # the contexts' own ends are read in each branch, and not scored
+    assert list(row.trunk) == [0, 1]
+    assert shown(row) == [(0, 0, [8, 9], 1), (0, 1, [7, 7, 9], 1)]
     cut = Question(0, (Choice(ids([2, 3, 4]), 2, 1), Choice(ids([3, 4, 5]), 1, 2)), 0)
-    assert [(list(row.trunk), [list(b) for b in row.branches]) for row in rows_of(0, cut)] == [
-        ([2, 3], [[4]]),
-        ([3], [[4, 5]]),
-    ]
+    rows = [(list(row.trunk), shown(row)) for row in build_rows(0, cut)]
+    assert rows == [([2, 3], [(0, 0, [4], 1)]), ([3], [(0, 1, [4, 5], 2)])]
 
 
 def test_the_lowest_mean_wins_and_of_equal_ones_the_first() -> None:
     task = Task("copa", "multiple_choice", "", 0, "", 0.5)
     question = Question(0, (), 1)
-    assert is_right(
-        task, question, [(2.0, 1, False), (3.0, 2, False), (1.6, 1, False)]
-    )  # 2, 1.5, 1.6
-    assert not is_right(task, question, [(2.0, 2, False), (1.0, 1, False)])
-    assert is_right(task, dataclasses.replace(question, gold=0), [(2.0, 2, False), (1.0, 1, False)])
+    means = [ChoiceScore(2.0, 1, False), ChoiceScore(3.0, 2, False), ChoiceScore(1.6, 1, False)]
+    assert is_right(task, question, means)  # 2, 1.5, 1.6
+    equal = [ChoiceScore(2.0, 2, False), ChoiceScore(1.0, 1, False)]
+    assert not is_right(task, question, equal)
+    assert is_right(task, dataclasses.replace(question, gold=0), equal)
 
 
 def test_counts_do_not_depend_on_ranks_and_batches(parts: Parts) -> None:
@@ -193,9 +199,9 @@ def test_an_answer_longer_than_the_context_is_left_out_and_counted(parts: Parts)
 def test_equal_choices_score_alike_to_the_bit_and_are_read_once(parts: Parts) -> None:
     texts = ([0, 9, 8, 7, 30], [0, 9, 8, 5], [0, 9, 8, 7, 30], [0, 9, 8, 5])
     question = Question(0, tuple(Choice(ids(one), 3) for one in texts), 0)
-    (row,) = rows_of(0, question)
-    assert [list(branch) for branch in row.branches] == [[7, 30], [5]]
-    (scores,) = losses(parts[1], [question], CPU)
+    (row,) = build_rows(0, question)
+    assert [list(branch.tokens) for branch in row.branches] == [[7, 30], [5]]
+    (scores,) = score_choices(parts[1], [question], CPU)
     assert scores[0] == scores[2] != scores[1] == scores[3]
 
 
@@ -207,7 +213,9 @@ def test_losses_that_are_no_numbers_are_no_answers(parts: Parts) -> None:
     model = build(c, CPU)
     with torch.no_grad():
         model.norm.weight.fill_(math.nan)
-    with pytest.raises(CoreFailed, match=r"rank 0: copa: the model's losses are no finite numbers"):
+    with pytest.raises(
+        ScoringFailed, match=r"rank 0: copa: the model's losses are no finite numbers"
+    ):
         Core(c, bundle, v, ALONE, 0)(model)
 
 
@@ -220,7 +228,7 @@ def test_too_little_memory_is_said_with_the_setting_that_needs_less(
         raise torch.OutOfMemoryError("no room")
 
     monkeypatch.setattr(model, "forward", full)
-    with pytest.raises(CoreFailed, match=r"no room; lower MICRO_BATCH_SIZE=8"):
+    with pytest.raises(ScoringFailed, match=r"no room; set MICRO_BATCH_SIZE=4"):
         Core(dataclasses.replace(c, micro_batch_size=8), bundle, v, ALONE, 0)(model)
 
 
@@ -229,7 +237,7 @@ def test_an_interrupted_metric_is_none_and_a_late_one_says_so(parts: Parts) -> N
     core = Core(c, bundle, v, ALONE, 0)
     assert core(model, interrupted=lambda: True) is None
     with pytest.raises(
-        CoreFailed, match=r"rank 0: it took longer than EVAL_MINUTES=10; lower EVAL_EXAMPLES"
+        ScoringFailed, match=r"rank 0: it took longer than EVAL_MINUTES=10; lower EVAL_EXAMPLES"
     ):
         core(model, limit_s=-1.0)
     assert core(model, limit_s=math.inf)
@@ -241,7 +249,7 @@ def test_a_bundle_that_changes_costs_the_number_and_says_why(parts: Parts, tmp_p
     file = tmp_path / "eval_data" / TASKS["piqa"][0]
     file.write_bytes(file.read_bytes().replace(b"abcd", b"abce", 1))
     with pytest.raises(
-        CoreFailed, match=r"CoreError: .*piqa.jsonl has changed since it was opened; put it back"
+        ScoringFailed, match=r"CoreError: .*piqa.jsonl has changed since it was opened; put it back"
     ):
         Core(c, bundle, v, ALONE, 0)(model)
 

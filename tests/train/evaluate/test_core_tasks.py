@@ -76,7 +76,7 @@ def test_the_metric_is_of_the_22_tasks_that_the_real_bundle_names() -> None:
         ),
         ("core.yaml", b"label: piqa", b"label: copa", "core.yaml has the label copa twice"),
         ("core.yaml", b"icl_tasks:", b"tasks:", "core.yaml is no list icl_tasks of label"),
-        ("eval_meta_data.csv", b"copa,50", b"copa,100", "copa: a random baseline of 100 per cent"),
+        ("eval_meta_data.csv", b"copa,50", b"copa,100", "copa: a random baseline of 100 percent"),
         (
             "eval_meta_data.csv",
             b"copa,50\n",

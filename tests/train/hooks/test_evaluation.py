@@ -10,7 +10,8 @@ from tests.train.making import make_job
 from train import checkpointing
 from train.checkpoint import find
 from train.checkpoint.find import best
-from train.evaluate.validation import EvaluationFailed, Validation
+from train.evaluate.scoring import ScoringFailed
+from train.evaluate.validation import Validation
 from train.hooks.evaluation import Evaluation
 from train.hooks.hook import StopTraining
 
@@ -20,7 +21,7 @@ def score(*_, **__):
 
 
 def fail(*_, **__):
-    raise EvaluationFailed("rank 1: no such file")
+    raise ScoringFailed("rank 1: no such file")
 
 
 def with_hook(config, folder, evaluator=score, core=None, **facts):

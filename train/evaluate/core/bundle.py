@@ -1,10 +1,10 @@
-"""Which files: a bundle of tasks in nanochat's layout, a folder or a .zip, here or downloaded.
+"""A bundle of CORE's tasks in nanochat's layout: a folder or a .zip, on disk or downloaded.
 
     CORE_BUNDLE   a path, or an address with its hash: https://HOST/PATH.zip@sha256:HASH
     DATA_DIR/core/bundle-KEY.zip         the download; KEY stands for CORE_BUNDLE
 
-Opening a bundle reads every task in it to the end, so that a run learns of a damaged one before it trains. What is not
-a bundle, such as the page of a server that refuses, is never kept, and is said with its size and first bytes.
+Opening a bundle reads every task to the end, so that a run learns of a damaged one before it trains.
+What is no bundle, such as an error page, is never kept; its size and first bytes are reported.
 """
 
 import csv
@@ -20,7 +20,7 @@ from pathlib import Path
 from train.data.data_paths import core_bundle_path
 from train.data.sources.fetch import looks_like
 from train.data.sources.pin import digest_of
-from train.evaluate.core.download import bring
+from train.evaluate.core.download import download_file
 from train.evaluate.core.metric import MODELS
 from train.evaluate.core.tasks import (
     CORE_TASKS,
@@ -35,89 +35,82 @@ log = logging.getLogger(__name__)
 
 ADDRESS = "https://HOST/PATH.zip@sha256:HASH"
 TASK_LIST, META = "core.yaml", "eval_meta_data.csv"
-# What reading a damaged .zip raises: bits that are flipped in what is compressed, an unknown method, an encrypted file.
+# What reading a damaged .zip raises: flipped bits, an unknown method, an encrypted file.
 DAMAGE = (OSError, KeyError, ValueError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error)
 
 
 class Bundle:
-    """An open bundle. tasks: those that are there; missing: label -> why not, of the others that CORE needs.
+    """An open bundle. Raises CoreError.
 
-    sha256: of what was read of it, the same for a folder and for a .zip of it; tables: model -> label -> centred
-    accuracy, of other models where the bundle brings them.
+    Attributes:
+        tasks: that are there.
+        missing: label -> why it is not there, for the other tasks that CORE needs.
+        tables: model -> label -> centered accuracy, of other models whose results the bundle has.
+        digests: file -> sha256 of it when it was first read.
+        sha256: of all that was read, the same for a folder and for a .zip of it.
     """
 
     def __init__(self, path: Path):
-        self.path, self.digests = path, dict[str, str]()
+        self.path = path
+        self.digests: dict[str, str] = {}
         self.root = self.find_root()
         declared = read_tasks(self.read(TASK_LIST), self.read(META), str(path))
-        self.tasks, self.missing = list[Task](), dict[str, str]()
+        self.tasks: list[Task] = []
+        self.missing: dict[str, str] = {}
         for task in declared:
-            if not self.has(f"eval_data/{task.file}"):
-                self.missing[task.label] = f"the bundle has no eval_data/{task.file}"
+            name = f"eval_data/{task.file}"
+            if not self.has(name):
+                self.missing[task.label] = f"the bundle has no {name}"
             elif not self.examples(task):
-                self.missing[task.label] = f"eval_data/{task.file} is empty"
+                self.missing[task.label] = f"{name} is empty"
             else:
                 self.tasks.append(task)
         names = {task.label for task in declared}
-        self.missing |= {
-            label: "core.yaml does not name it" for label in CORE_TASKS if label not in names
-        }
+        for label in CORE_TASKS:
+            if label not in names:
+                self.missing[label] = "core.yaml does not name it"
         if not self.tasks:
             raise CoreError(
                 f"{path}: none of its {len(declared)} tasks is there; the first would be "
                 f"{self.root}eval_data/{declared[0].file}"
             )
-        self.tables = {model: table for model in MODELS if (table := self.table_of(model))}
-        self.sha256 = hashlib.sha256(
-            "".join(f"{name} {digest}\n" for name, digest in sorted(self.digests.items())).encode()
-        ).hexdigest()
+        self.tables = {model: table for model in MODELS if (table := self.read_table(model))}
+        read = "".join(f"{name} {digest}\n" for name, digest in sorted(self.digests.items()))
+        self.sha256 = hashlib.sha256(read.encode()).hexdigest()
+
+    def open(self) -> Path | zipfile.Path:
+        """Open the folder or the .zip; both find and read files alike. It is opened anew each time."""
+        return self.path if self.path.is_dir() else zipfile.Path(self.path)
 
     def find_root(self) -> str:
-        """The folder within, with its slash, that holds core.yaml; raises CoreError."""
-        if self.path.is_dir():
-            inside = [
-                path.relative_to(self.path).as_posix()
-                for path in (self.path / TASK_LIST, *self.path.glob(f"*/{TASK_LIST}"))
-                if path.is_file()
-            ]
-        else:
-            try:
-                with zipfile.ZipFile(self.path) as archive:
-                    inside = [
-                        name for name in archive.namelist() if f"/{name}".endswith(f"/{TASK_LIST}")
-                    ]
-            except DAMAGE as error:
-                raise CoreError(f"{self.path}: {no_bundle(self.path)} ({error})") from None
-        if not inside:
-            raise CoreError(
-                f"{self.path}: has no {TASK_LIST}, so that it is no bundle of CORE; it needs {TASK_LIST}, "
-                f"{META} and eval_data/ (docs/evaluation.md)"
-            )
-        return min(inside, key=len).removesuffix(TASK_LIST)
+        """Find the folder inside, with its slash, that has core.yaml: the top, or one below."""
+        try:
+            top = self.open()
+            folders = ["", *sorted(f"{entry.name}/" for entry in top.iterdir() if entry.is_dir())]
+            for folder in folders:
+                if (top / f"{folder}{TASK_LIST}").is_file():
+                    return folder
+        except DAMAGE as error:
+            raise CoreError(f"{self.path}: {describe_file(self.path)} ({error})") from None
+        raise CoreError(
+            f"{self.path}: has no {TASK_LIST}, so that it is no bundle of CORE; it needs {TASK_LIST}, "
+            f"{META} and eval_data/ (docs/evaluation.md)"
+        )
 
     def has(self, name: str) -> bool:
-        if self.path.is_dir():
-            return (self.path / self.root / name).is_file()
-        with zipfile.ZipFile(self.path) as archive:
-            return self.root + name in archive.namelist()
+        return (self.open() / f"{self.root}{name}").is_file()
 
     def read(self, name: str) -> bytes:
-        """A file of it, the same as the first time. Raises CoreError."""
+        """Read a file. Raises CoreError if it is damaged, or not the same as the first time."""
         try:
-            if self.path.is_dir():
-                content = (self.path / self.root / name).read_bytes()
-            else:
-                with zipfile.ZipFile(self.path) as archive:
-                    content = archive.read(self.root + name)
+            content: bytes = (self.open() / f"{self.root}{name}").read_bytes()
         except DAMAGE as error:
-            size = (
-                ""
-                if self.path.is_dir()
-                else f", in {self.path.stat().st_size} bytes{looks_like(self.path)}"
-            )
+            size = ""
+            if not self.path.is_dir():
+                size = f", in {self.path.stat().st_size} bytes{looks_like(self.path)}"
             raise CoreError(
-                f"{self.path}: {self.root}{name} cannot be read ({type(error).__name__}: {error}{size}); "
-                "bring the bundle again"
+                f"{self.path}: {self.root}{name} cannot be read ({type(error).__name__}: "
+                f"{error}{size}); bring the bundle again"
             ) from None
         digest = hashlib.sha256(content).hexdigest()
         if self.digests.setdefault(name, digest) != digest:
@@ -127,30 +120,27 @@ class Bundle:
         return content
 
     def examples(self, task: Task) -> list[Example]:
-        """A task's examples, in the order in which they are asked."""
+        """Read a task's examples, in the order in which they are asked."""
         return read_examples(task, self.read(f"eval_data/{task.file}"))
 
-    def table_of(self, model: str) -> Mapping[str, float]:
-        """Label or CORE -> centred accuracy of a model; {} where the bundle has none of it, or an unreadable one."""
+    def read_table(self, model: str) -> Mapping[str, float]:
+        """Read label or CORE -> centered accuracy of another model; {} if the bundle has no readable table."""
         name = f"openai-community-{model}.csv"
         if not self.has(name):
             return {}
+        table = {}
         try:
-            rows = [
-                [cell.strip() for cell in row]
-                for row in csv.reader(io.StringIO(self.read(name).decode()))
-            ]
-            return {row[0]: float(row[2]) for row in rows[1:] if len(row) >= 3 and row[2]}
+            rows = list(csv.reader(io.StringIO(self.read(name).decode())))
+            for row in rows[1:]:
+                if len(row) >= 3 and row[2].strip():
+                    table[row[0].strip()] = float(row[2])
         except ValueError:
-            log.warning(
-                "%s: %s is no table of Task, Accuracy, Centered; figures from elsewhere are shown",
-                self.path,
-                name,
-            )
+            log.warning("%s: %s is no table of Task, Accuracy, Centered", self.path, name)
             return {}
+        return table
 
-    def words(self) -> str:
-        """What it is, for a line of the log."""
+    def describe(self) -> str:
+        """Return what it is, for a line of the log."""
         lacks = f"; missing: {', '.join(self.missing)}" if self.missing else ""
         return (
             f"CORE bundle {self.path} (sha256 {self.sha256[:12]}): {len(self.tasks)} tasks{lacks}"
@@ -158,7 +148,7 @@ class Bundle:
 
 
 def open_bundle(setting: str, data_dir: Path) -> Bundle:
-    """The bundle that CORE_BUNDLE names, verified. Raises CoreError."""
+    """Open the bundle that CORE_BUNDLE names, verified. Raises CoreError."""
     if not setting:
         raise CoreError(f"CORE_BUNDLE is empty; give a folder, a .zip or {ADDRESS}")
     path = core_bundle_path(setting, data_dir)
@@ -181,14 +171,14 @@ def download(setting: str, path: Path) -> None:
         if is_whole(path, sha256):  # also where nothing can be written
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path.with_suffix(".lock"), "a", encoding="utf-8") as turn:
-            fcntl.flock(turn, fcntl.LOCK_EX)
+        with open(path.with_suffix(".lock"), "a", encoding="utf-8") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
             if not is_whole(path, sha256):  # or another process was faster
                 replace(path, url, sha256)
     except OSError as error:
         raise CoreError(
-            f"{path}: cannot be kept ({error.strerror or error}); make room, or choose another DATA_DIR, "
-            "or give CORE_BUNDLE as a path"
+            f"{path}: cannot be kept ({error.strerror or error}); make room, or choose another "
+            "DATA_DIR, or give CORE_BUNDLE as a path"
         ) from None
 
 
@@ -196,12 +186,14 @@ def replace(path: Path, url: str, sha256: str) -> None:
     """Download a bundle in place of what is there. Raises CoreError."""
     if path.is_file():
         log.warning(
-            "%s: is not the bundle that it was (%s); it is downloaded again", path, no_bundle(path)
+            "%s: is not the bundle that it was (%s); it is downloaded again",
+            path,
+            describe_file(path),
         )
         path.unlink()
     partial = path.with_suffix(".part")
     try:
-        bring(url, partial)
+        download_file(url, partial)
         if (found := sha256_of(partial)) != sha256:
             raise CoreError(
                 f"{url}: {partial.stat().st_size} bytes with sha256 {found[:16]}..., not "
@@ -228,6 +220,6 @@ def sha256_of(path: Path) -> str:
     return digest_of(path, "sha256").partition(":")[2]
 
 
-def no_bundle(path: Path) -> str:
-    """What lies there in place of a bundle."""
+def describe_file(path: Path) -> str:
+    """Say what lies there in place of a bundle."""
     return f"{path.stat().st_size} bytes that are no whole .zip of a bundle{looks_like(path)}"

@@ -1,4 +1,4 @@
-"""One file from one URL, whole: what breaks off is gone on with where the server can, and asked for again else."""
+"""Downloads one file from one address. A transfer that breaks off is resumed, if the server can."""
 
 import contextlib
 import http.client
@@ -11,70 +11,75 @@ from train.data.sources.fetch import foreign
 from train.data.sources.hub import PASSES, SILENCE_S
 from train.evaluate.core.tasks import CoreError
 
-TRIES, PAUSE_S = 4, 1.0
+TRIES = 4
+PAUSE_S = 1.0  # before the second try; twice as long before each next
 PIECE = 2**20
+# Not OSError itself: a file that cannot be written is no fault of the network.
+NETWORK = (
+    urllib.error.URLError,
+    http.client.HTTPException,
+    TimeoutError,
+    ConnectionError,
+    ValueError,
+)
 
 
-def bring(url: str, target: Path) -> None:
-    """Download to a file that did not count before. Raises CoreError after TRIES, at once where asking again is of no
-    use; OSError where the file cannot be written."""
+class Incomplete(Exception):
+    """Not all of the file has come. The message says why; trying again may help."""
+
+
+def download_file(url: str, target: Path) -> None:
+    """Download to a file. Raises CoreError if that fails TRIES times, OSError if it cannot be written."""
     target.unlink(missing_ok=True)
-    tag, why = "", ""
+    tag = ""  # what the server calls this version of the file
+    why = ""
     for attempt in range(TRIES):
         if attempt:
             time.sleep(PAUSE_S * 2 ** (attempt - 1))
-        have = target.stat().st_size if target.exists() and tag else 0
-        request = urllib.request.Request(
-            url,
-            headers={"User-Agent": "pure-transformer"}
-            | ({"Range": f"bytes={have}-", "If-Range": tag} if have else {}),
-        )
         try:
+            have = target.stat().st_size if tag and target.exists() else 0
+            headers = {"User-Agent": "pure-transformer"}
+            if have:
+                headers |= {"Range": f"bytes={have}-", "If-Range": tag}
+            request = urllib.request.Request(url, headers=headers)
             with urllib.request.urlopen(request, timeout=SILENCE_S) as answer:
-                goes_on = answer.status == 206
                 tag = answer.headers.get("ETag", "")
-                length = answer.headers.get("Content-Length")
-                have = have if goes_on else 0
-                with open(target, "ab" if goes_on else "wb") as file:
-                    while piece := read(answer):
-                        file.write(piece)
-            size = target.stat().st_size
-            if length is None or size == have + int(length):
-                return
-            why = f"{size} of {have + int(length)} bytes came"
+                write_body(answer, target, have if answer.status == 206 else 0)
+            return
         except urllib.error.HTTPError as error:
-            start = body_of(error)
-            what = f" ({foreign(start)})" if foreign(start) else ""
-            why = f"it answers {error.code} with {len(start)} bytes{what}, which start with {start[:60]!r}"
+            why = describe(error)
             if error.code not in PASSES and error.code < 500:
                 break
-        except Broken as error:
+        except Incomplete as error:
             why = str(error)
-        except (
-            urllib.error.URLError,
-            http.client.HTTPException,
-            TimeoutError,
-            ConnectionError,
-            ValueError,
-        ) as error:
+        except NETWORK as error:
             why = f"{type(error).__name__}: {getattr(error, 'reason', error)}"
     raise CoreError(f"{url}: {why}")
 
 
-class Broken(Exception):
-    """A body that ends before its end."""
+def write_body(answer: http.client.HTTPResponse, target: Path, have: int) -> None:
+    """Write what a server sends after the bytes that are there. Raises Incomplete."""
+    length = answer.headers.get("Content-Length")
+    with open(target, "ab" if have else "wb") as file:
+        while piece := read(answer):
+            file.write(piece)
+    size = target.stat().st_size
+    if length is not None and size != have + int(length):
+        raise Incomplete(f"{size} of {have + int(length)} bytes came")
 
 
-def read(answer: object) -> bytes:
-    """The next piece of a body; b"" at its end."""
+def read(answer: http.client.HTTPResponse | urllib.error.HTTPError) -> bytes:
+    """Read the next piece of a body; b"" at its end. Raises Incomplete."""
     try:
-        return answer.read(PIECE)  # type: ignore[attr-defined]
+        return answer.read(PIECE)
     except (http.client.HTTPException, OSError) as error:
-        raise Broken(f"{type(error).__name__}: {error}") from None
+        raise Incomplete(f"{type(error).__name__}: {error}") from None
 
 
-def body_of(error: urllib.error.HTTPError) -> bytes:
-    """What a server says beside its refusal, up to a piece; b"" where that breaks off."""
-    with contextlib.suppress(Broken):
-        return read(error)
-    return b""
+def describe(error: urllib.error.HTTPError) -> str:
+    """Say what a server answers that refuses."""
+    start = b""
+    with contextlib.suppress(Incomplete):
+        start = read(error)
+    kind = f" ({foreign(start)})" if foreign(start) else ""
+    return f"it answers {error.code} with {len(start)} bytes{kind}, which start with {start[:60]!r}"

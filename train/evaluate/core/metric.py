@@ -1,7 +1,7 @@
-"""A number: accuracy, centred on what guessing scores, with an interval; their mean over 22 tasks is CORE.
+"""CORE: the mean accuracy over 22 tasks, each centered on what guessing scores, with an interval.
 
-Where a task is missing, or has nothing that could be asked, there is no CORE: the mean of the others is called
-core_partial, and how many they are is said with it.
+Where a task is missing, or none of its questions could be asked, there is no CORE. The mean of the
+others is called core_partial, and how many they are is said with it.
 """
 
 import dataclasses
@@ -11,11 +11,10 @@ from typing import Any
 
 from train.evaluate.core.tasks import CORE_TASKS, Task
 
-Z = 1.96  # standard deviations of a 95 % interval
+Z = 1.96  # standard deviations of a 95% interval
 
-# Centred accuracies of OpenAI's checkpoints, and CORE, as published: karpathy/nanochat, dev/estimate_gpt3_core.ipynb
-# (Jan 2026), tables of the GPT-2 family; CORE of GPT-2 XL also in its README. A bundle that has the tables of all tasks
-# (openai-community-gpt2*.csv) is read instead.
+# Centered accuracies of OpenAI's checkpoints, and CORE, as published: karpathy/nanochat,
+# dev/estimate_gpt3_core.ipynb (Jan 2026). A bundle's own tables (openai-community-gpt2*.csv) win.
 MODELS = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 SIZES = dict(zip(MODELS, ("124M", "355M", "774M", "1.6B"), strict=True))
 PUBLISHED = {
@@ -32,8 +31,13 @@ SHOWN = ("gpt2", "gpt2-xl")
 
 @dataclasses.dataclass(frozen=True)
 class Counts:
-    """Questions of a task: right, asked, of those cropped from the left; not asked because an answer alone exceeds the
-    context; asked though their question ends within a token."""
+    """What became of a task's questions.
+
+    Attributes:
+        cropped: asked, without the beginning, which exceeds the context.
+        too_long: not asked, since an answer alone exceeds the context.
+        merged: asked, though the question ends within a token.
+    """
 
     right: int = 0
     asked: int = 0
@@ -44,7 +48,13 @@ class Counts:
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """Of a task: accuracy from 0 to 1, centred, and the 95 % interval (low, high) of the centred one."""
+    """A task's result.
+
+    Attributes:
+        accuracy: from 0 to 1.
+        centred: the same, 0 for guessing and 1 for all right.
+        interval: of `centred`, 95%: (low, high).
+    """
 
     task: Task
     counts: Counts
@@ -54,19 +64,23 @@ class Score:
 
     @classmethod
     def of(cls, task: Task, counts: Counts) -> "Score | None":
-        """None where nothing was asked."""
+        """Return None if nothing was asked."""
         if not counts.asked:
             return None
         accuracy = counts.right / counts.asked
         low, high = wilson(counts.right, counts.asked)
-        return cls(
-            task, counts, accuracy, task.centred(accuracy), (task.centred(low), task.centred(high))
-        )
+        interval = (task.centred(low), task.centred(high))
+        return cls(task, counts, accuracy, task.centred(accuracy), interval)
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What was found. lacking: the tasks of CORE without a score, and why."""
+    """What was found.
+
+    Attributes:
+        scores: label -> score.
+        lacking: label -> why it has no score, of the tasks of CORE.
+    """
 
     scores: dict[str, Score]
     lacking: dict[str, str]
@@ -75,25 +89,21 @@ class Result:
     def of(
         cls, tasks: Iterable[Task], counts: Mapping[str, Counts], missing: Mapping[str, str]
     ) -> "Result":
-        found = {
-            task.label: Score.of(task, counts[task.label]) for task in tasks if task.label in counts
-        }
-        scores = {label: score for label, score in found.items() if score}
-        empty = {
-            label: "none of its questions could be asked"
-            for label, score in found.items()
-            if not score
-        }
-        lacking = {
-            label: (dict(missing) | empty).get(label, "not in the bundle")
-            for label in CORE_TASKS
-            if label not in scores
-        }
-        return cls(scores, lacking)
+        scores = {}
+        reasons = dict(missing)
+        for task in tasks:
+            if task.label not in counts:
+                continue
+            if score := Score.of(task, counts[task.label]):
+                scores[task.label] = score
+            else:
+                reasons[task.label] = "none of its questions could be asked"
+        absent = [label for label in CORE_TASKS if label not in scores]
+        return cls(scores, {label: reasons.get(label, "not in the bundle") for label in absent})
 
     @property
     def counted(self) -> list[Score]:
-        """Of the tasks that make up CORE."""
+        """The scores that make up CORE."""
         return [self.scores[label] for label in CORE_TASKS if label in self.scores]
 
     @property
@@ -104,20 +114,18 @@ class Result:
     @property
     def partial(self) -> float | None:
         """The mean over the tasks of CORE that have a score."""
-        return (
-            sum(score.centred for score in self.counted) / len(self.counted)
-            if self.counted
-            else None
-        )
+        if not self.counted:
+            return None
+        return sum(score.centred for score in self.counted) / len(self.counted)
 
     @property
     def margin(self) -> float | None:
-        """Half of the 95 % interval of that mean, as if the tasks had nothing in common."""
+        """Half of the 95% interval of that mean, as if the tasks were independent."""
         halves = [(score.interval[1] - score.interval[0]) / 2 for score in self.counted]
         return math.hypot(*halves) / len(halves) if halves else None
 
     def record(self) -> dict[str, Any]:
-        """Keys of an evaluation's record (record/metrics.py)."""
+        """Return the keys of an evaluation's record (record/metrics.py)."""
         return {
             "core": self.core,
             "core_partial": self.partial if self.lacking else None,
@@ -126,8 +134,8 @@ class Result:
             "core_centred": {label: score.centred for label, score in self.scores.items()},
         }
 
-    def words(self) -> str:
-        """In a sentence."""
+    def describe(self) -> str:
+        """Return the result in a sentence."""
         if self.partial is None or self.margin is None:
             return "CORE n/a: no task could be asked"
         if self.core is not None:
@@ -139,91 +147,82 @@ class Result:
 
 
 def wilson(right: int, asked: int) -> tuple[float, float]:
-    """The 95 % interval of a share (Wilson 1927); it does not collapse at 0 and 1."""
-    share, z2 = right / asked, Z * Z / asked
+    """Return the 95% interval of a share (Wilson 1927), which does not collapse at 0 and 1."""
+    share = right / asked
+    z2 = Z * Z / asked
     middle = (share + z2 / 2) / (1 + z2)
     half = Z * math.sqrt(share * (1 - share) / asked + z2 / asked / 4) / (1 + z2)
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def references(tables: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    """Model -> label or CORE -> centred accuracy: of the bundle's tables where it has them, else as published."""
-    published = {
-        model: {label: values[i] for label, values in PUBLISHED.items()}
-        for i, model in enumerate(MODELS)
-    }
-    return {model: dict(tables.get(model) or published[model]) for model in MODELS}
+    """Return model -> label or CORE -> centered accuracy: the bundle's tables, else as published."""
+    found = {}
+    for number, model in enumerate(MODELS):
+        published = {label: values[number] for label, values in PUBLISHED.items()}
+        found[model] = dict(tables.get(model) or published)
+    return found
 
 
-def table(result: Result, others: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
-    """Lines: a task each, CORE, and what the reader must know beside."""
-
-    def number(value: float | None, form: str = ".4f") -> str:
-        return "n/a" if value is None else format(value, form)
-
-    heads = [
-        "task",
-        "shots",
-        "n",
-        "accuracy",
-        "centred",
-        "95 % interval",
-        *(f"GPT-2 {SIZES[m]}" for m in SHOWN),
-    ]
-    rows = [heads]
-    for label in [*CORE_TASKS, *(label for label in result.scores if label not in CORE_TASKS)]:
-        score = result.scores.get(label)
-        seen = [number(others[model].get(label)) for model in SHOWN]
-        if score is None:
-            rows.append([label, "", "0", "missing", "n/a", "", *seen])
-            continue
-        name = label if label in CORE_TASKS else f"{label} (not of CORE)"
-        rows.append(
-            [
-                name,
-                str(score.task.shots),
-                str(score.counts.asked),
-                f"{score.accuracy:.4f}",
-                f"{score.centred:.4f}",
-                "{:.4f} to {:.4f}".format(*score.interval),
-                *seen,
-            ]
-        )
-    span = (
-        ""
-        if result.partial is None or result.margin is None
-        else f"{result.partial - result.margin:.4f} to {result.partial + result.margin:.4f}"
-    )
-    seen = [number(others[model].get("CORE")) for model in SHOWN]
-    rows.append(
-        [
-            "CORE",
-            "",
-            str(len(result.counted)),
-            "",
-            number(result.core),
-            "" if result.lacking else span,
-            *seen,
-        ]
-    )
-    if result.lacking:
-        rows.append(
-            ["core_partial", "", str(len(result.counted)), "", number(result.partial), span, "", ""]
-        )
-    widths = [max(len(row[i]) for row in rows) for i in range(len(heads))]
-    for row in rows:
-        yield "  ".join(
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
+def format_table(result: Result, others: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
+    """Return lines: each task, CORE, and what the reader must know about them."""
+    gpt2 = [f"GPT-2 {SIZES[model]}" for model in SHOWN]
+    rows = [["task", "shots", "n", "accuracy", "centered", "95% interval", *gpt2]]
+    extra = [label for label in result.scores if label not in CORE_TASKS]
+    for label in [*CORE_TASKS, *extra]:
+        name = f"{label} (not of CORE)" if label in extra else label
+        rows.append([name, *format_score(result.scores.get(label)), *format_others(label, others)])
+    rows += format_mean(result, others)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for first, *rest in rows:
+        cells = [cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True)]
+        yield "  ".join([first.ljust(widths[0]), *cells]).rstrip()
     for label, why in result.lacking.items():
         yield f"missing: {label}: {why}"
     for label, score in result.scores.items():
-        counts = score.counts
-        said = [
-            (counts.cropped, "cropped from the left, to SEQ_LEN"),
-            (counts.too_long, "left out, an answer alone exceeds SEQ_LEN"),
-            (counts.merged, "whose question ends within a token"),
-        ]
-        if any(count for count, _ in said):
-            yield f"{label}: " + ", ".join(f"{count} {what}" for count, what in said if count)
+        if remarks := list_remarks(score.counts):
+            yield f"{label}: {', '.join(remarks)}"
+
+
+def format_score(score: Score | None) -> list[str]:
+    if score is None:
+        return ["", "0", "missing", "n/a", ""]
+    return [
+        str(score.task.shots),
+        str(score.counts.asked),
+        f"{score.accuracy:.4f}",
+        f"{score.centred:.4f}",
+        "{:.4f} to {:.4f}".format(*score.interval),
+    ]
+
+
+def format_others(label: str, others: Mapping[str, Mapping[str, float]]) -> list[str]:
+    return [format_number(others[model].get(label)) for model in SHOWN]
+
+
+def format_mean(result: Result, others: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
+    """Return the row of CORE; if tasks are missing, also that of the mean of the rest."""
+    count = str(len(result.counted))
+    span = ""
+    if result.partial is not None and result.margin is not None:
+        low, high = result.partial - result.margin, result.partial + result.margin
+        span = f"{low:.4f} to {high:.4f}"
+    core = ["CORE", "", count, "", format_number(result.core)]
+    if not result.lacking:
+        return [[*core, span, *format_others("CORE", others)]]
+    partial = ["core_partial", "", count, "", format_number(result.partial), span, "", ""]
+    return [[*core, "", *format_others("CORE", others)], partial]
+
+
+def format_number(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:.4f}"
+
+
+def list_remarks(counts: Counts) -> list[str]:
+    """List what was not asked as it stands."""
+    remarks = {
+        "cropped from the left, to SEQ_LEN": counts.cropped,
+        "left out, an answer alone exceeds SEQ_LEN": counts.too_long,
+        "whose question ends within a token": counts.merged,
+    }
+    return [f"{count} {remark}" for remark, count in remarks.items() if count]

@@ -1,13 +1,14 @@
-"""Which tokens: an example as text for a model, and where in it the scored part begins.
+"""Turns an example into the texts that a model reads, as tokens, and finds the part that is scored.
 
-    multiple_choice     SHOTS query DELIMITER choice        choice after choice; scored is what the choices differ in
-    schema              SHOTS context DELIMITER continuation  context after context; scored is what they all end with
-    language_modeling   SHOTS context DELIMITER continuation  scored is the continuation
+    multiple_choice     SHOTS query DELIMITER choice            one text per choice; they differ in the scored end
+    schema              SHOTS context DELIMITER continuation    one text per context; the scored end is the same
+    language_modeling   SHOTS context DELIMITER continuation    the continuation is scored
 
-Each text is tokenized whole, behind the token that precedes documents, and is compared as tokens: scored is what lies
-behind the common beginning, or the common end. So a token that holds the end of a question and the begin of an answer
-is scored as part of the answer. All of that, and the blank lines between shots, is as in nanochat's core_eval.py; what
-follows where that has no rule is in docs/evaluation.md.
+Each text is tokenized whole, after the token that precedes documents. Texts are compared as tokens:
+scored is what comes after the common beginning, or the common end. So a token that holds the end of
+a question and the beginning of an answer is scored as part of the answer. This, and the blank lines
+between shots, is as in nanochat's core_eval.py. docs/evaluation.md says what happens where that has
+no rule.
 """
 
 import dataclasses
@@ -22,7 +23,12 @@ TEXTS_AT_ONCE = 2048
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """A text as tokens, of which those from `start` on are scored; `cut` more were before them."""
+    """A text as tokens.
+
+    Attributes:
+        start: of the scored tokens.
+        cut: tokens that were before these and did not fit into the context.
+    """
 
     tokens: array
     start: int
@@ -31,10 +37,14 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """An example in tokens. gold: which of its choices is right; of language_modeling there is one.
+    """An example in tokens.
 
-    too_long: the scored part of a choice alone exceeds the context, so that it cannot be asked. merged: the end of the
-    question was in one token with the begin of the answer, in language_modeling.
+    Attributes:
+        number: of the example in its task.
+        choices: in language_modeling there is one.
+        gold: which of them is right.
+        too_long: the scored part of a choice alone exceeds the context, so that it cannot be asked.
+        merged: in language_modeling, the question's end and the answer's beginning are one token.
     """
 
     number: int
@@ -52,26 +62,23 @@ class Question:
 
 
 def texts_of(task: Task, example: Example, shots: Sequence[Example]) -> list[str]:
-    """The texts of an example: of each choice, or context; of language_modeling without and with the answer."""
-    answered = "".join(
-        f"{question}{task.delimiter}{answer}\n\n"
-        for question, answer in (question_and_answer(task, shot) for shot in shots)
-    )
+    """Build the texts of an example: one per choice or context; of language_modeling without and with the answer."""
+    before = ""
+    for shot in shots:
+        question, answer = question_and_answer(task, shot)
+        before += f"{question}{task.delimiter}{answer}\n\n"
     if task.kind == CHOICE:
-        return [
-            f"{answered}{example['query']}{task.delimiter}{choice}" for choice in example["choices"]
-        ]
+        question = f"{before}{example['query']}{task.delimiter}"
+        return [question + choice for choice in example["choices"]]
     if task.kind == SCHEMA:
-        return [
-            f"{answered}{context}{task.delimiter}{example['continuation']}"
-            for context in example["context_options"]
-        ]
-    question = f"{answered}{example['context'].strip()}{task.delimiter}"
+        answer = f"{task.delimiter}{example['continuation']}"
+        return [before + context + answer for context in example["context_options"]]
+    question = f"{before}{example['context'].strip()}{task.delimiter}"
     return [question.strip(), question + example["continuation"]]
 
 
 def question_and_answer(task: Task, example: Example) -> tuple[str, str]:
-    """As a shot shows it."""
+    """Return the two as a shot shows them."""
     if task.kind == CHOICE:
         return example["query"], example["choices"][example["gold"]]
     if task.kind == SCHEMA:
@@ -86,53 +93,54 @@ def questions(
     vocabulary: Vocabulary,
     longest: int,
 ) -> Iterator[Question]:
-    """These examples in tokens, in their order. longest: tokens of a text, of which the first are cut where it has
-    more."""
+    """Tokenize these examples, in their order. longest: tokens of a text; the first ones are cut if it has more."""
     waiting: list[tuple[int, list[str]]] = []
 
-    def flush() -> Iterator[Question]:
+    def tokenize() -> Iterator[Question]:
+        texts_of_all = [text for _, texts in waiting for text in texts]
         encoded = iter(
-            vocabulary.tokenizer.encode_batch_fast(
-                [text for _, texts in waiting for text in texts], add_special_tokens=False
-            )
+            vocabulary.tokenizer.encode_batch_fast(texts_of_all, add_special_tokens=False)
         )
         for number, texts in waiting:
-            ids = [[vocabulary.end_of_text, *next(encoded).ids] for _ in texts]
-            yield question_of(task, examples[number], number, ids, longest)
-        waiting.clear()
+            tokens = [[vocabulary.end_of_text, *next(encoded).ids] for _ in texts]
+            yield question_of(task, examples[number], number, tokens, longest)
 
     for number in numbers:
-        waiting.append((number, texts_of(task, examples[number], shots_of(task, examples, number))))
+        shots = shots_of(task, examples, number)
+        waiting.append((number, texts_of(task, examples[number], shots)))
         if sum(len(texts) for _, texts in waiting) >= TEXTS_AT_ONCE:
-            yield from flush()
-    yield from flush()
+            yield from tokenize()
+            waiting.clear()
+    yield from tokenize()
 
 
 def question_of(
-    task: Task, example: Example, number: int, ids: list[list[int]], longest: int
+    task: Task, example: Example, number: int, tokens: list[list[int]], longest: int
 ) -> Question:
-    """From the tokens of its texts to what is scored of them."""
-    gold, merged = int(example.get("gold", 0)), False
+    """Find what is scored in the tokens of an example's texts."""
+    merged = False
+    shortest = min(map(len, tokens))
     if task.kind == LANGUAGE:
-        start = common(ids)
-        merged = start < len(ids[0])
-        ids, starts = ids[1:], [start]
+        question, whole = tokens
+        start = common(tokens)
+        merged = start < len(question)
+        tokens, starts = [whole], [start]
     elif task.kind == SCHEMA:
-        scored = min(max(common([list(reversed(one)) for one in ids]), 1), min(map(len, ids)) - 1)
-        starts = [len(one) - scored for one in ids]
+        same_end = common([text[::-1] for text in tokens])
+        scored = min(max(same_end, 1), shortest - 1)
+        starts = [len(text) - scored for text in tokens]
     else:  # of a choice that another one begins with, the last token is scored
-        starts = [min(common(ids), min(map(len, ids)) - 1)] * len(ids)
+        starts = [min(common(tokens), shortest - 1)] * len(tokens)
     choices = []
-    for one, start in zip(ids, starts, strict=True):
-        cut = max(0, len(one) - longest)
-        choices.append(Choice(array("i", one[cut:]), start - cut, cut))
-    return Question(
-        number, tuple(choices), gold, any(choice.start < 1 for choice in choices), merged
-    )
+    for text, start in zip(tokens, starts, strict=True):
+        cut = max(0, len(text) - longest)
+        choices.append(Choice(array("i", text[cut:]), start - cut, cut))
+    too_long = any(choice.start < 1 for choice in choices)
+    return Question(number, tuple(choices), int(example.get("gold", 0)), too_long, merged)
 
 
 def common(sequences: Sequence[Sequence[int]]) -> int:
-    """How many tokens they have in common at their beginning."""
+    """Count the tokens that all begin with."""
     for i, tokens in enumerate(zip(*sequences, strict=False)):
         if any(token != tokens[0] for token in tokens):
             return i

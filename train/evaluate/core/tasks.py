@@ -1,14 +1,14 @@
-"""Which questions: the tasks of a bundle and their examples, in an order that others have too.
+"""The tasks of a bundle and their examples, in an order that others have too.
 
     core.yaml            label, file, shots, kind and delimiter of each task
-    eval_meta_data.csv   what guessing scores, in per cent
+    eval_meta_data.csv   what guessing scores, in percent
     eval_data/FILE       an example a line:  multiple_choice     {"query", "choices", "gold"}
                                              schema              {"context_options", "continuation", "gold"}
                                              language_modeling   {"context", "continuation"}
 
-Examples are shuffled with a fixed seed, and the shots of an example drawn with a seed of its place in that order: both
-as nanochat does, so that a task's score is that of others. A part of a task is chosen by hashes, and asked exactly as
-it is in the whole.
+Examples are shuffled with a fixed seed, and the shots of an example are drawn with a seed of its
+place in that order. Both are nanochat's, so that a task's score is that of others. A part of a task
+is chosen by hashes, and asked exactly as it is in the whole.
 """
 
 import csv
@@ -55,12 +55,20 @@ Example = dict[str, Any]
 
 
 class CoreError(CorpusError):
-    """A bundle that cannot be had, or not be used; the message names the remedy."""
+    """A bundle that is missing or cannot be used. The message names the remedy."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """baseline: what guessing scores, from 0 to 1; delimiter: between a question and its answer."""
+    """A task.
+
+    Attributes:
+        kind: one of KINDS.
+        file: in eval_data/.
+        shots: solved examples that each question is shown after.
+        delimiter: between a question and its answer.
+        baseline: what guessing scores, from 0 to 1.
+    """
 
     label: str
     kind: str
@@ -70,18 +78,18 @@ class Task:
     baseline: float
 
     def centred(self, accuracy: float) -> float:
-        """0 for guessing, 1 for all right."""
+        """Return 0 for guessing, 1 for all right."""
         return (accuracy - self.baseline) / (1 - self.baseline)
 
 
 def read_tasks(core_yaml: bytes, meta_csv: bytes, where: str) -> list[Task]:
-    """The tasks that a bundle declares. Raises CoreError."""
+    """Read the tasks that a bundle declares. Raises CoreError."""
     try:
         rows = csv.DictReader(io.StringIO(meta_csv.decode("utf-8-sig")))
         baselines = {row["Eval Task"]: float(row["Random baseline"]) / 100 for row in rows}
     except (KeyError, ValueError, TypeError) as error:
         raise CoreError(
-            f"{where}: eval_meta_data.csv needs the columns Eval Task and Random baseline, in per cent "
+            f"{where}: eval_meta_data.csv needs the columns Eval Task and Random baseline, in percent "
             f"({type(error).__name__}: {error})"
         ) from None
     try:
@@ -99,41 +107,45 @@ def read_tasks(core_yaml: bytes, meta_csv: bytes, where: str) -> list[Task]:
             f"{where}: core.yaml is no list icl_tasks of label, dataset_uri, num_fewshot and icl_task_type "
             f"({type(error).__name__}: {error})"
         ) from None
-    twice = {task.label for task in tasks if [other.label for other in tasks].count(task.label) > 1}
-    if twice or not tasks:
-        raise CoreError(
-            f"{where}: core.yaml has {'the label ' + min(twice) + ' twice' if twice else 'no task'}"
-        )
+    labels = [task.label for task in tasks]
+    if not labels:
+        raise CoreError(f"{where}: core.yaml has no task")
+    for label in labels:
+        if labels.count(label) > 1:
+            raise CoreError(f"{where}: core.yaml has the label {label} twice")
     return tasks
 
 
 def task_of(entry: dict[str, Any], baselines: dict[str, float]) -> Task:
-    """A task as core.yaml has it."""
-    label, kind, shots = entry["label"], entry["icl_task_type"], entry["num_fewshot"][0]
+    """Read a task of core.yaml. Raises KeyError, TypeError, ValueError, IndexError."""
+    label = entry["label"]
+    kind = entry["icl_task_type"]
     if kind not in KINDS:
         raise ValueError(f"{label}: icl_task_type {kind} is none of {', '.join(KINDS)}")
     if label not in baselines:
         raise ValueError(f"{label}: eval_meta_data.csv has no random baseline of it")
     if not 0 <= baselines[label] < 1:
-        raise ValueError(f"{label}: a random baseline of {100 * baselines[label]:g} per cent")
+        raise ValueError(f"{label}: a random baseline of {100 * baselines[label]:g} percent")
     return Task(
-        label,
-        kind,
-        entry["dataset_uri"],
-        int(shots),
-        str(entry.get("continuation_delimiter", " ")),
-        baselines[label],
+        label=label,
+        kind=kind,
+        file=entry["dataset_uri"],
+        shots=int(entry["num_fewshot"][0]),
+        delimiter=str(entry.get("continuation_delimiter", " ")),
+        baseline=baselines[label],
     )
 
 
 def read_examples(task: Task, content: bytes) -> list[Example]:
-    """The examples of a task's file, in the order in which they are asked. Raises CoreError naming the line."""
+    """Read the examples of a task's file, in the order in which they are asked. Raises CoreError."""
     examples = []
     for number, line in enumerate(content.split(b"\n"), 1):
         if not line.strip():
             continue
         try:
-            examples.append(checked(task, json.loads(line)))
+            example = json.loads(line)
+            check_example(task, example)
+            examples.append(example)
         except (ValueError, KeyError, TypeError) as error:
             raise CoreError(
                 f"{task.file} ({len(content)} bytes) line {number} is no example of {task.kind} "
@@ -148,27 +160,29 @@ def read_examples(task: Task, content: bytes) -> list[Example]:
     return examples
 
 
-def checked(task: Task, example: Example) -> Example:
-    """The example, if it is one of this kind; ValueError, KeyError or TypeError if not."""
+def check_example(task: Task, example: Example) -> None:
+    """Raise ValueError, KeyError or TypeError unless this is an example of the task's kind."""
+    options = None
     if task.kind == LANGUAGE:
-        texts, several = [example["context"], example["continuation"]], None
+        texts = [example["context"], example["continuation"]]
     elif task.kind == SCHEMA:
-        texts, several = [example["continuation"]], example["context_options"]
+        texts = [example["continuation"]]
+        options = example["context_options"]
     else:
-        texts, several = [example["query"]], example["choices"]
-    if several is not None:
-        if len(several) < 2 or not 0 <= int(example["gold"]) < len(several):
-            raise ValueError(f"gold {example['gold']} of {len(several)} options")
-        texts = [*texts, *several]
+        texts = [example["query"]]
+        options = example["choices"]
+    if options is not None:
+        if len(options) < 2 or not 0 <= int(example["gold"]) < len(options):
+            raise ValueError(f"gold {example['gold']} of {len(options)} options")
+        texts = [*texts, *options]
     if not all(isinstance(text, str) for text in texts):
         raise TypeError("a text is no string")
     if task.kind != CHOICE and not example["continuation"].strip():
         raise ValueError("nothing to continue with")
-    return example
 
 
 def shots_of(task: Task, examples: Sequence[Example], number: int) -> list[Example]:
-    """The examples that example `number` is shown behind, never itself."""
+    """Draw the solved examples that are shown before example `number`, never itself."""
     if not task.shots:
         return []
     others = [i for i in range(len(examples)) if i != number]
@@ -176,11 +190,11 @@ def shots_of(task: Task, examples: Sequence[Example], number: int) -> list[Examp
 
 
 def chosen(task: Task, count: int, most: int) -> list[int]:
-    """Which of `count` examples are asked, at most `most` (0: all), always the same: by hashes of their place."""
+    """Choose which of `count` examples are asked: at most `most` (0: all), always the same."""
     if not most or most >= count:
         return list(range(count))
 
-    def drawn(number: int) -> bytes:
+    def hash_of(number: int) -> bytes:
         return hashlib.sha256(f"{ORDER_SEED} {task.file} {number}".encode()).digest()
 
-    return sorted(sorted(range(count), key=drawn)[:most])
+    return sorted(sorted(range(count), key=hash_of)[:most])
