@@ -1,9 +1,10 @@
-"""`make eval`: what a run's checkpoint is worth, as tables and as runs/RUN_NAME/eval/step_N.json.
+"""`make eval`: scores a run's checkpoint. Prints tables, and writes runs/RUN_NAME/eval/step_N.json.
 
-    weights -> validation loss and bits per byte of each source -> the CORE metric beside GPT-2's -> JSON
+    weights -> validation loss and bits per byte of each source -> CORE, next to GPT-2's figures -> JSON
 
-It reads a run, and may do so while that trains. Exit codes: 0 all was measured, 64 a setting is bad, 78 weights, data
-or bundle are not to be had (what could be measured is printed and written all the same).
+It only reads the run, which may train meanwhile. Exit codes: 0 all was measured; 64 a setting is
+invalid; 69 other processes are missing; 78 weights, data or bundle are missing or damaged (what could
+be measured is printed and written all the same); 130 Ctrl-C.
 """
 
 import dataclasses
@@ -43,7 +44,7 @@ from train.distributed.world import (
     set_timeout,
     together,
 )
-from train.evaluate.core.metric import Counts, Result, format_table, references
+from train.evaluate.core.metric import Counts, Result, Score, format_table, references
 from train.evaluate.core.score import Core, open_core
 from train.evaluate.core.tasks import CoreError
 from train.evaluate.scoring import ScoringFailed
@@ -57,21 +58,23 @@ STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
 def main(measure: Callable[[Config, World], int] | None = None) -> int:
-    """measure: what else than `evaluate` is done with the settings; it returns the exit code."""
+    """Read the settings, join the other processes and measure. Returns the exit code.
+
+    measure: what is done instead of `evaluate`; it returns the exit code.
+    """
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-    warnings.filterwarnings(
-        "ignore", message="torch.distributed is disabled"
-    )  # DCP, in one process
+    # DCP, in one process
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
     for number in STOPS:
         signal.signal(number, stop)
     try:
-        c, remarks = settings_of_command()
-        world = join(c, trains=False)
+        config, remarks = settings_of_command()
+        world = join(config, trains=False)
         if not world.is_first:
             logging.getLogger().setLevel(logging.WARNING)
         for remark in remarks:
             log.info("%s", remark)
-        code = (measure or evaluate)(c, world)
+        code = (measure or evaluate)(config, world)
     except SettingsError as error:
         log.error("%s", error)
         code = error.exit_code
@@ -82,7 +85,7 @@ def main(measure: Callable[[Config, World], int] | None = None) -> int:
         log.error("%s", error)
         code = 78
     except KeyboardInterrupt:
-        log.info("interrupted: nothing was written; the same command begins again")
+        log.info("Interrupted; nothing was written. The same command starts again.")
         sys.stdout.flush()
         os._exit(130)  # other processes may be gone, and what waits for them would wait for long
     report_exit(code)
@@ -91,16 +94,16 @@ def main(measure: Callable[[Config, World], int] | None = None) -> int:
 
 
 def stop(number: int, frame: FrameType | None) -> None:
-    """The first signal interrupts; one Ctrl-C arrives several times, from the terminal and from the launcher."""
+    """Interrupt at the first signal. One Ctrl-C comes several times, from the terminal and the launcher."""
     for other in STOPS:
         signal.signal(other, lambda *_: None)
     raise KeyboardInterrupt
 
 
-def evaluate(c: Config, world: World) -> int:
-    """Measure what can be measured; returns the exit code."""
+def evaluate(config: Config, world: World) -> int:
+    """Measure what can be measured. Returns the exit code."""
     began = time.perf_counter()
-    trained = open_trained(c, world, split=parallel.is_split(c, world))
+    trained = open_trained(config, world, split=parallel.is_split(config, world))
     log.info(
         "weights of %s, step %d, %d tokens, on %d x %s",
         trained.source,
@@ -109,29 +112,29 @@ def evaluate(c: Config, world: World) -> int:
         world.size,
         world.device_name,
     )
-    set_timeout(
-        60 * c.eval_minutes * FULL_SET, []
-    )  # ranks meet at the end only, and one may be slower
-    core, problems = None, list[str]()
-    try:  # what is damaged shows before hours of measuring
-        if c.core_bundle != NO_BUNDLE:
+    # Ranks meet at the end only, and one may be slower.
+    set_timeout(60 * config.eval_minutes * FULL_SET, [])
+    core = None
+    problems: list[str] = []
+    found: dict[str, Any] = {}
+    try:  # a damaged bundle shows before hours of measuring
+        if config.core_bundle != NO_BUNDLE:
             core = open_core(trained.config, trained.vocabulary, world)
     except CoreError as error:
         problems.append(f"no CORE: {error}")
-    found: dict[str, Any] = {}
     try:
         validation = validate(trained, world)
         found |= of_validation(validation)
-        say_validation(validation)
+        print_validation(validation)
     except (DataError, CorpusError, ScoringFailed) as error:
         problems.append(f"no validation loss: {error}")
-    if core:
-        try:
-            found |= {"core": measure(core, trained)}
-        except ScoringFailed as error:
-            problems.append(f"no CORE: {error}")
+    try:
+        if core:
+            found["core"] = measure(core, trained)
+    except ScoringFailed as error:
+        problems.append(f"no CORE: {error}")
     if world.is_first:
-        write(c, trained, world, found, problems, time.perf_counter() - began)
+        write(config, trained, world, found, problems, time.perf_counter() - began)
     for problem in problems:
         log.error("%s", problem)
     from_first(None)  # leave together
@@ -144,81 +147,86 @@ def evaluate(c: Config, world: World) -> int:
 
 
 def validate(trained: Trained, world: World) -> Validation:
-    """All the held-out text that the end of the run scores. Raises DataError, CorpusError, ScoringFailed, on all ranks."""
-    c, v = trained.config, trained.vocabulary
+    """Score the held-out text that the end of the run scores.
+
+    Raises DataError, CorpusError, ScoringFailed, on all ranks.
+    """
+    config, vocabulary = trained.config, trained.vocabulary
     held_out = None
     with together(DataError, CorpusError):
         if trained.facts:
-            stored = stored_config(RunPaths.of(c.runs_dir, c.run_name, ROOT))
-            held_out = stored.get("validation_shards")
-        sources = prepare.open_sources(c, v, partial=True, folders=find_held_out(trained))
-        evaluator = Evaluator(c, sources, padded_lengths(v, c), world, v.end_of_text, held_out)
+            held_out = stored_config(paths_of(config)).get("validation_shards")
+        folders = find_held_out(trained)
+        sources = prepare.open_sources(config, vocabulary, partial=True, folders=folders)
+        lengths = padded_lengths(vocabulary, config)
+        evaluator = Evaluator(config, sources, lengths, world, vocabulary.end_of_text, held_out)
     found = evaluator(trained.model, full=True)
-    assert found  # nothing interrupts it but the end of the process
+    assert found  # only the end of the process interrupts it
     return found
 
 
+def paths_of(config: Config) -> RunPaths:
+    return RunPaths.of(config.runs_dir, config.run_name, ROOT)
+
+
 def find_held_out(trained: Trained) -> dict[str, Path] | None:
-    """Find the shards with the text that the run held out; None where any text will do. Raises DataError.
+    """Find the shards with the text that the run held out; None if any text will do. Raises DataError.
 
     Held-out text of other shards may be text that the run was trained on.
     """
-    c = trained.config
     fingerprint = trained.facts.get("checkpoint", {}).get("data", {}).get("fingerprint")
     if not fingerprint:
         return None
-    folders = prepare.find_folders(c, trained.vocabulary, fingerprint)
+    folders = prepare.find_folders(trained.config, trained.vocabulary, fingerprint)
     if folders is None:
-        raise DataError(explain_absence(c))
+        raise DataError(explain_absence(trained.config))
     return folders
 
 
-def explain_absence(c: Config) -> str:
+def explain_absence(config: Config) -> str:
     """Say that the shards of a run are not there, and how to make them."""
-    paths = RunPaths.of(c.runs_dir, c.run_name, ROOT)
+    paths = paths_of(config)
     trained_with = stored_config(paths)["settings"].get("DATA_DIR", "")
-    text = f"DATA={shlex.quote(c.data)}" if c.pretrains_on_data else f"DATA_MIX={c.data_mix}"
-    folder = show_path(data_dir(c))
+    text = f"DATA_MIX={config.data_mix}"
+    if config.pretrains_on_data:
+        text = f"DATA={shlex.quote(config.data)}"
+    folder = show_path(data_dir(config))
     return (
-        f"the text that {c.run_name} held out is not in DATA_DIR={folder}. What there is of {text} is "
+        f"the text that {config.run_name} held out is not in DATA_DIR={folder}. What there is of {text} is "
         "another revision, and the run may have been trained on what that holds out. Set DATA_DIR to a "
         f"copy of the folder that the run was trained with, which was DATA_DIR={trained_with}. Or bring "
         f"the text back as it was then and run: make data TOKENIZER={show_path(paths.tokenizer)} "
-        f"VOCAB_SIZE={c.vocab_size} {text} DATA_DIR={folder}"
+        f"VOCAB_SIZE={config.vocab_size} {text} DATA_DIR={folder}"
     )
 
 
 def of_validation(found: Validation) -> dict[str, Any]:
-    """As a record of an evaluation has it."""
+    """Return it as the record of an evaluation has it."""
+    sources = {name: numbers_of(part) for name, part in found.by_source.items()}
+    return {**numbers_of(found), "sources": sources}
+
+
+def numbers_of(found: Validation) -> dict[str, Any]:
     return {
         "val_loss": found.loss,
         "val_bpb": found.bpb,
         "scored_tokens": found.tokens,
         "scored_bytes": found.text_bytes,
-        "sources": {
-            name: {
-                "val_loss": of.loss,
-                "val_bpb": of.bpb,
-                "scored_tokens": of.tokens,
-                "scored_bytes": of.text_bytes,
-            }
-            for name, of in found.by_source.items()
-        },
     }
 
 
-def say_validation(found: Validation) -> None:
-    names = [*found.by_source, "all"]
-    width = max(map(len, names))
+def print_validation(found: Validation) -> None:
+    rows = [*found.by_source.items(), ("all", found)]
+    width = max(10, *(len(name) for name, _ in rows))
     log.info("\n%s  nats/token  bits/byte      tokens       bytes", "validation".ljust(width))
-    for name, of in [*found.by_source.items(), ("all", found)]:
+    for name, part in rows:
         log.info(
             "%s  %10.4f %10.4f %11d %11d",
-            name.ljust(max(width, 10)),
-            of.loss,
-            of.bpb,
-            of.tokens,
-            of.text_bytes,
+            name.ljust(width),
+            part.loss,
+            part.bpb,
+            part.tokens,
+            part.text_bytes,
         )
 
 
@@ -228,38 +236,34 @@ def say_validation(found: Validation) -> None:
 
 
 def measure(core: Core, trained: Trained) -> dict[str, Any]:
-    """The metric, said as a table. Raises ScoringFailed."""
-    began, bundle = time.perf_counter(), core.bundle
-    asked = f"at most {core.examples} questions" if core.examples else "all questions"
-    log.info("\nCORE: %s of each of %d tasks", asked, len(bundle.tasks))
-    names = {task.label: number for number, task in enumerate(bundle.tasks, 1)}
+    """Measure CORE and print it as a table. Raises ScoringFailed."""
+    began = time.perf_counter()
+    bundle = core.bundle
+    questions = f"at most {core.examples} questions" if core.examples else "all questions"
+    log.info("\nCORE: %s of each of %d tasks", questions, len(bundle.tasks))
+    numbers = {task.label: number for number, task in enumerate(bundle.tasks, 1)}
 
     def progress(what: str) -> None:
-        if what in names:
-            log.info(
-                "%d/%d %s, %.0f s so far",
-                names[what],
-                len(names),
-                what,
-                time.perf_counter() - began,
-            )
+        if what in numbers:
+            seconds = time.perf_counter() - began
+            log.info("%d/%d %s, %.0f s so far", numbers[what], len(numbers), what, seconds)
 
     counts: Mapping[str, Counts] = core(trained.model, progress=progress) or {}
-    result, others = Result.of(bundle.tasks, counts, bundle.missing), references(bundle.tables)
+    result = Result.of(bundle.tasks, counts, bundle.missing)
+    others = references(bundle.tables)
     log.info("")
     for line in format_table(result, others):
         log.info("%s", line)
     log.info("%s", result.describe())
     if core.examples:
         log.info(
-            "of each task %d questions at most, always the same; EVAL_EXAMPLES=0 takes all, as GPT-2's figures do",
+            "These are at most %d questions of each task, always the same. EVAL_EXAMPLES=0 asks all, "
+            "as for GPT-2's figures.",
             core.examples,
         )
-    source = (
-        "the bundle's tables"
-        if bundle.tables
-        else "karpathy/nanochat, dev/estimate_gpt3_core.ipynb"
-    )
+    source = "karpathy/nanochat, dev/estimate_gpt3_core.ipynb"
+    if bundle.tables:
+        source = "the bundle's tables"
     log.info("GPT-2: centered accuracies from %s", source)
     return result.record() | {
         "bundle": {
@@ -270,37 +274,36 @@ def measure(core: Core, trained: Trained) -> dict[str, Any]:
         "seconds": time.perf_counter() - began,
         "examples": core.examples,
         "lacking": result.lacking,
-        "tasks": {
-            label: dataclasses.asdict(score.counts)
-            | {
-                "shots": score.task.shots,
-                "kind": score.task.kind,
-                "baseline": score.task.baseline,
-                "accuracy": score.accuracy,
-                "centred": score.centred,
-                "interval": score.interval,
-            }
-            for label, score in result.scores.items()
-        },
+        "tasks": {label: facts_of(score) for label, score in result.scores.items()},
         "gpt2": {"source": source, "centred": others},
     }
 
 
+def facts_of(score: Score) -> dict[str, Any]:
+    """Return a task's result for the JSON."""
+    return dataclasses.asdict(score.counts) | {
+        "shots": score.task.shots,
+        "kind": score.task.kind,
+        "baseline": score.task.baseline,
+        "accuracy": score.accuracy,
+        "centred": score.centred,
+        "interval": score.interval,
+    }
+
+
 def write(
-    c: Config,
+    config: Config,
     trained: Trained,
     world: World,
     found: dict[str, Any],
     problems: list[str],
     seconds: float,
 ) -> None:
-    """The JSON of an evaluation, in the run's folder; said where."""
-    name = (
-        name_checkpoint(trained.step)
-        if trained.facts
-        else f"init_{trained.source.rstrip('/').rpartition('/')[2]}"
-    )
-    path = RunPaths.of(c.runs_dir, c.run_name, ROOT).evaluation(name)
+    """Write the JSON of an evaluation into the run's folder. A problem with that is added to `problems`."""
+    name = name_checkpoint(trained.step)
+    if not trained.facts:
+        name = f"init_{trained.source.rstrip('/').rpartition('/')[2]}"
+    path = paths_of(config).evaluation(name)
     facts = {
         "schema": 1,
         "step": trained.step,
@@ -313,12 +316,11 @@ def write(
         "settings": trained.config.stored(),
         "provenance": provenance(world.host, world.size, world.device_name, 0),
     }
+    text = json.dumps(replace_nonfinite(facts), indent=1, allow_nan=False) + "\n"
     try:
         if path.exists():  # it may have taken hours, and have what this one lacks
             path.replace(path.with_name(f"{path.stem}_until_{time.strftime('%Y%m%d_%H%M%S')}.json"))
-        write_whole(
-            path, (json.dumps(replace_nonfinite(facts), indent=1, allow_nan=False) + "\n").encode()
-        )
+        write_whole(path, text.encode())
     except OSError as error:
         problems.append(
             f"{path}: cannot be written ({error.strerror}); make room, or choose another RUNS_DIR"

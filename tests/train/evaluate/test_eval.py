@@ -182,6 +182,6 @@ def test_interrupted_it_says_so_and_writes_nothing(trained, tmp_path):
         wait_for(output, "weights of")
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         assert process.wait(120) == 143
-    assert "interrupted: nothing was written" in output.read_text()
+    assert "Interrupted; nothing was written." in output.read_text()
     assert "Traceback" not in output.read_text()
     assert sorted((run / "eval").glob("*")) == before
