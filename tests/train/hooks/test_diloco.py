@@ -126,6 +126,40 @@ def test_a_checkpoint_stands_where_it_was_taken_or_in_another_rhythm(
     assert taken == [(21, 4, -9), (21, 2, 0), (21, 2, 0)] and hook.kept == ({}, {})
 
 
+def shift(site: Alone) -> None:
+    """Change all weights, as a step does."""
+    with torch.no_grad():
+        for weight in site.model.parameters():
+            weight.add_(0.5)
+
+
+def test_the_end_has_the_common_weights_and_their_hash(job: Job) -> None:
+    hook, site = join(job, 8, 2, delay=1)
+    before = site.common
+    for step in range(1, 11):
+        shift(site)
+        goes_on_to(job, step)
+    shift(site)
+    job.config = job.config.replace(max_steps=10)
+    hook.at_start(job)
+    for fragment in site.fragments:
+        for name, own in fragment.own().items():
+            assert torch.equal(own, fragment.common[name])
+    assert site.digests == [site.digest(fragment) for fragment in site.fragments]
+    assert site.common != before
+
+
+def test_a_run_that_had_no_sites_has_its_weights_in_common(job: Job) -> None:
+    hook, site = join(job, 8, 2)
+    shift(site)
+    hook.stand(5)
+    for fragment in site.fragments:
+        for name, own in fragment.own().items():
+            assert torch.equal(own, fragment.common[name])
+    assert site.digests == [site.digest(fragment) for fragment in site.fragments]
+    assert site.common != Alone(site.config).common
+
+
 @pytest.mark.parametrize(
     ("mine", "other", "does"),
     [
