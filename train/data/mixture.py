@@ -207,6 +207,45 @@ class SourceOrder:
             for i in range((last - first) % len(self.group_ends) + 1)
         ]
 
+    def groups_ahead(self, begin: int, end: int) -> list[int]:
+        """List the whole groups of the samples from `begin` up to `end`, and the one after, in the order of use."""
+        if not self.ended:
+            if begin >= self.sealed:
+                return []
+            end = min(end, self.sealed)
+        count = len(self.group_ends)
+        first = self.group_of(begin)
+        groups = self.groups(begin, max(begin + 1, end))
+        groups.sort(key=lambda group: (group - first) % count)
+        after = groups[-1] + 1
+        if self.ended:
+            after %= count
+        if after < count and after not in groups:
+            groups.append(after)
+        return groups
+
+    def groups_passed(self, at: int, until: int, kept_from: int) -> list[int]:
+        """List the groups that training has been in and does not need now; the one that is used again last is first.
+
+        at, until: samples taken before and after the next steps. kept_from: the first that the run
+        may go back to.
+        """
+        count = len(self.group_ends)
+        went_round = self.ended and kept_from >= self.sealed
+        past = range(count if went_round else self.group_of(kept_from))
+        needed = {*self.groups_ahead(kept_from, until), *self.groups_ahead(at, until)}
+        here = self.group_of(at)
+        return sorted(set(past) - needed, key=lambda group: (here - group) % count)
+
+    def needed(self, begin: int, end: int) -> list[int]:
+        """List the shards of `groups_ahead`: what the samples from `begin` up to `end` need, and what comes next."""
+        return [shard for group in self.groups_ahead(begin, end) for shard in self.shards_of(group)]
+
+    def passed(self, at: int, until: int, kept_from: int) -> list[int]:
+        """List the shards of `groups_passed`, which may be deleted."""
+        groups = self.groups_passed(at, until, kept_from)
+        return [shard for group in groups for shard in self.shards_of(group)]
+
     def shards_of(self, group: int) -> range:
         """The shards of a group that is whole; of none where it is not."""
         if group >= len(self.group_shard_ends):

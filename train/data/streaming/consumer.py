@@ -27,7 +27,6 @@ from train import timeouts
 from train.data.mixture import SourceOrder
 from train.data.shards import ShardSet
 from train.data.streaming.node_transfer import Relay
-from train.data.streaming.producer import groups_ahead
 
 log = logging.getLogger(__name__)
 
@@ -39,22 +38,6 @@ AGAIN_S = (
 )  # before a producer that has died is started again; the last from then on
 TELL_S = 5.0  # between two words to it, where nothing is urgent
 URGENT_S = 1.0  # where the disk is full
-
-
-def through_with(order: SourceOrder, at: int, until: int, behind: int) -> list[int]:
-    """Groups of which no sample from `behind` up to `until` is, nor from the group after that; that one which is used
-    again last comes first. What was never trained on is not among them.
-
-    at, until: windows taken before and behind the next steps; behind: those that no checkpoint asks for again.
-    """
-    number = len(order.group_ends)
-    went_round = order.ended and behind >= order.sealed
-    past = range(number if went_round else order.group_of(behind))
-    kept, here = (
-        {*groups_ahead(order, behind, until), *groups_ahead(order, at, until)},
-        order.group_of(at),
-    )
-    return sorted(set(past) - kept, key=lambda group: (here - group) % number)
 
 
 class Feed:
@@ -204,16 +187,11 @@ class Feed:
         """Delete shards that training is through with, as far as DATA_CACHE_GB asks for it. What any rank may look
         for before this is called again lies between `at` and `until`."""
         for shards, order in zip(sources, orders, strict=True):
-            where = (of[order.name] for of in (at, until, behind))
-            for k in (
-                k
-                for group in through_with(order, *where)
-                for k in order.shards_of(group)
-                if self.excess > 0
-            ):
-                if shards.is_there(k):
-                    info = shards.shards["train"][k]
-                    log.info("%s: deleted %s, which the run is through with", order.name, info.file)
+            name = order.name
+            for shard in order.passed(at[name], until[name], behind[name]):
+                if self.excess > 0 and shards.is_there(shard):
+                    info = shards.shards["train"][shard]
+                    log.info("%s: deleted %s, which the run is through with", name, info.file)
                     (shards.folder / info.file).unlink(missing_ok=True)
                     self.excess -= info.bytes
 

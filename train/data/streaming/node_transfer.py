@@ -263,8 +263,9 @@ class Queue:
         """The next training shard to send, that of the open group first; None where all that are there were sent."""
         if self.order is None or not self.train:
             return None
-        first = self.order.shards_of(self.order.group_of(at)).start if self.order.sealed else 0
-        for path in [*self.train[first:], *self.train[:first]]:
+        needed = self.order.needed(at, at)
+        begin = needed[0] if needed else 0
+        for path in [*self.train[begin:], *self.train[:begin]]:
             if path not in self.sent and path.is_file():
                 self.sent.add(path)
                 return path

@@ -47,23 +47,6 @@ IDLE_S = 0.5  # between two looks at what is to be done, where there is nothing
 NICE = 10  # training's own processes come first
 
 
-def groups_ahead(order: SourceOrder, begin: int, end: int) -> list[int]:
-    """The groups, of those that are whole, that a source's samples from `begin` up to `end` lie in, and the one
-    behind them; in the order of their use."""
-    if not order.ended:
-        end = min(end, order.sealed)
-        if begin >= order.sealed:
-            return []
-    number, first = len(order.group_ends), order.group_of(begin)
-    groups = sorted(
-        order.groups(begin, max(begin + 1, end)), key=lambda group: (group - first) % number
-    )
-    following = groups[-1] + 1
-    if order.ended:
-        following %= number
-    return groups if following in groups or following == number else [*groups, following]
-
-
 @dataclasses.dataclass
 class Stream:
     """One source: what is made of it, and where training is in it, in windows."""
@@ -89,13 +72,9 @@ class Stream:
         """Shards of the order, in the order of use, that were deleted and are needed: in the groups of the next step,
         and in the one behind them."""
         order = self.order()
-        groups = groups_ahead(order, self.at, self.until) if order else []
-        return [
-            shard
-            for group in groups
-            for shard in order.shards_of(group)  # type: ignore[union-attr]
-            if not self.is_there(self.seals()[shard])
-        ]
+        needed = order.needed(self.at, self.until) if order else []
+        seals = self.seals()
+        return [shard for shard in needed if not self.is_there(seals[shard])]
 
     def seals(self) -> list[int]:
         """Numbers of the seals that have a training shard: the order's shards."""

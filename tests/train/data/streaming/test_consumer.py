@@ -20,7 +20,7 @@ from train import timeouts
 from train.data.mixture import SourceOrder, group_ends
 from train.data.shards import ShardSet
 from train.data.streaming import consumer
-from train.data.streaming.consumer import Feed, through_with
+from train.data.streaming.consumer import Feed
 
 WORDS = {"source": "s", "tokens": 100, "made": 0, "pending": 0, "excess": 0, "over": False}
 
@@ -35,7 +35,7 @@ def test_what_is_deleted_was_trained_on_and_no_checkpoint_nor_the_next_step_need
         if not sealed:
             continue
         behind = rng.randint(max(0, at - 2 * sealed), at)
-        found = through_with(order, at, until, behind)
+        found = order.groups_passed(at, until, behind)
         stop = max(at + 1, until)
         needed = {
             group_of_sample(windows, ends, count)

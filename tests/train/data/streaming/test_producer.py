@@ -16,7 +16,7 @@ from train.data.manifest import Seal, ShardInfo
 from train.data.mixture import SourceOrder, group_ends
 from train.data.shard_writer import Maker
 from train.data.streaming import producer as stream
-from train.data.streaming.producer import Producer, Stream, groups_ahead
+from train.data.streaming.producer import Producer, Stream
 
 SEQ_LEN = 4
 
@@ -107,7 +107,7 @@ def test_the_groups_ahead_are_those_of_the_samples_and_the_next_one_in_the_order
         sealed = sum(windows[: ends[-1]])
         samples = [count for count in range(at, max(at + 1, until)) if ended or count < sealed]
         used = list(dict.fromkeys(group_of_sample(windows, ends, count) for count in samples))
-        found = groups_ahead(order, at, until)
+        found = order.groups_ahead(at, until)
         assert len(found) == len(set(found)) and set(used) <= set(found)
         # between two groups that are used there may be one without a window
         empty = {g for g in range(len(ends)) if not sum(windows[ends[g - 1] if g else 0 : ends[g]])}
@@ -145,7 +145,7 @@ def test_what_is_missing_is_what_was_deleted_of_those_groups(tmp_path: Path) -> 
         assert order is not None
         wanted = [
             shard
-            for group in groups_ahead(order, at, until)
+            for group in order.groups_ahead(at, until)
             for shard in range(ends[group], ends[group + 1])
         ]
         trained = [k for k, n in enumerate(seals) if n is not None]
@@ -174,7 +174,7 @@ def test_the_lead_is_how_many_samples_there_are_before_one_that_is_not(tmp_path:
             there=there,
         )
         needed, count, begins = (
-            groups_ahead(cast(SourceOrder, one.order()), at, at + 1),
+            cast(SourceOrder, one.order()).groups_ahead(at, at + 1),
             0,
             [0, *ends],
         )
