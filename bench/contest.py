@@ -22,8 +22,8 @@ from doctor.gpu_probe import worker
 from doctor.gpu_probe.foreign_load import Foreign
 from doctor.gpu_probe.messages import say
 from settings.config import Config
-from train.assemble import padded_lengths
 from train.data import prepare
+from train.open_data import padded_lengths
 
 ADAMW, MUON = "ours, AdamW", "ours, Muon"
 OPTIMIZERS = {ADAMW: "adamw", MUON: "muon"}

@@ -5,7 +5,6 @@ tokenizer and shards -> model, spread over processes -> rehearsal of a step -> c
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import logging
 import os
@@ -14,7 +13,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy
 import torch
 
 from record.durable import write_whole
@@ -28,26 +26,17 @@ from settings.resume import compare_with_stored
 from train import console
 from train.checkpoint import checkpoint, find
 from train.checkpoint.saver import Saver
-from train.data import prepare
-from train.data.batch import Loader
-from train.data.manifest import DataError
-from train.data.shards import ShardSet
-from train.data.streaming.consumer import Feed
-from train.data.streaming.node_transfer import Relay
-from train.data.tokenizer import Vocabulary
 from train.distributed import parallel, transport
 from train.distributed.parallel import parallelize
 from train.distributed.signals import Interrupt
 from train.distributed.world import (
     World,
-    from_all,
     from_first,
     report_exit,
     set_timeout,
     shutdown_timeout_s,
 )
 from train.evaluate.core.score import Core, open_core
-from train.evaluate.validation import Evaluator
 from train.faults import recovery, watchdog
 from train.faults.deadlines import Deadlines
 from train.faults.guard import Guard
@@ -66,6 +55,7 @@ from train.hooks.trackers import Trackers
 from train.job import Job, Rates, count_flops
 from train.model import attention, compilation, hf_import
 from train.model.model import Transformer, build
+from train.open_data import Data, open_data
 from train.optim import build_optimizer
 from train.run_folder import keep_tokenizer, stored_config, stored_norm_eps
 from train.step import rehearse
@@ -178,7 +168,8 @@ def begin(
 def build_job(attempt: Attempt) -> Job:
     """Build everything that pretraining needs, at the step of the newest checkpoint."""
     config, world, paths = attempt.config, attempt.world, attempt.paths
-    data = open_data(attempt)
+    stored_shards = attempt.before.get("validation_shards", {})
+    data = open_data(config, paths, world, attempt.watch, stored_shards, bool(attempt.before))
     attempt.stopwatch.lap("data")
     core = None
     if config.core_every:
@@ -208,7 +199,7 @@ def build_job(attempt: Attempt) -> Job:
     return job
 
 
-def list_hooks(job: Job, data: "Data", core: Core | None) -> list[Hook]:
+def list_hooks(job: Job, data: Data, core: Core | None) -> list[Hook]:
     """List the features of this run, in the order in which the loop calls them."""
     config, world = job.config, job.world
     is_alone = world.size == 1 and config.replicas == 1 and not data.feed
@@ -217,7 +208,7 @@ def list_hooks(job: Job, data: "Data", core: Core | None) -> list[Hook]:
         SaveReports(),
         StreamedData(data.feed) if data.feed else None,
         DiLoCo() if config.replicas > 1 else None,  # before what is evaluated or saved
-        Evaluation(data.evaluator, core, compressed(data.sources)),
+        Evaluation(data.evaluator, core, data.compressed),
         FinalSample(),
         Stragglers(world.hosts) if world.size > 1 else None,
         Crowding() if is_alone and world.device.type == "cpu" else None,
@@ -366,52 +357,6 @@ def record_attempt(
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class Data:
-    """What training and validation read, and what makes more of it."""
-
-    vocabulary: Vocabulary
-    sources: dict[str, ShardSet]
-    loader: Loader
-    evaluator: Evaluator
-    feed: Feed | None
-    fingerprint: str
-
-
-def open_data(attempt: Attempt) -> Data:
-    """The data of a run, which must be the same on all ranks.
-
-    Where shards are still to be made or sent, there is enough of them to begin. Raises DataError.
-    """
-    c, paths, world, before = attempt.config, attempt.paths, attempt.world, attempt.before
-    relay = Relay.begin(c, world)
-    vocabulary = prepare.vocabulary(c)
-    streams = from_first(prepare.streams(c, vocabulary))
-    held_out = before.get("validation_shards", {})
-    if streams:
-        held_out = held_out or dict.fromkeys(
-            c.mixture, 1
-        )  # of each source, however much there is by now
-    feed = Feed(c, paths, world.is_first, held_out, streams, relay) if streams or relay else None
-    if relay:
-        relay.start(vocabulary)
-    if feed:
-        wait_for_first_data(c, vocabulary, feed, held_out, attempt.watch)
-    sources = prepare.open_sources(c, vocabulary, partial=feed is not None)
-    prepare.refuse_repetition(c, sources, begun=bool(before))
-    say_data(c, sources)
-    loader = Loader(c, sources, world, vocabulary.end_of_text)
-    fingerprint = data_fingerprint(loader, vocabulary, sources)
-    refuse_other_data(from_all((fingerprint, content(sources, whole=feed is None))), world)
-    held_out = held_out or from_first(
-        {name: len(shards.shards["validation"]) for name, shards in sources.items()}
-    )
-    evaluator = Evaluator(
-        c, sources, padded_lengths(vocabulary, c), world, vocabulary.end_of_text, held_out
-    )
-    return Data(vocabulary, sources, loader, evaluator, feed, fingerprint)
-
-
 def hung(state: Status) -> None:
     """What a process that hangs still says before it ends."""
     state.phase("crashed", exit_code=watchdog.HUNG)
@@ -468,102 +413,3 @@ def say_where_it_is_saved(c: Config, paths: RunPaths, world: World, shared: bool
         "the nodes do not share %s: the first keeps the checkpoints, and sends them to the others at a resume",
         paths.folder,
     )
-
-
-def wait_for_first_data(
-    c: Config, vocabulary: Vocabulary, feed: Feed, held_out: dict[str, int], watch: Watchdog
-) -> None:
-    """Until all ranks see of each source of a run that streams something to train on, and as many validation shards
-    as `held_out` has.
-
-    Raises DataError, on all ranks, where its producer cannot make that.
-    """
-    began = said = time.monotonic()
-    ready = False
-    while True:
-        watch.expect("waiting for the first data", c.start_timeout_s)
-        here = prepare.not_begun(c, vocabulary, held_out) if ready else next(iter(c.mixture))
-        lacking, told, broken = zip(*from_all((here, feed.ready, feed.broken)), strict=True)
-        ready, waited_s = told[0], time.monotonic() - began
-        if not any(lacking):
-            return
-        if problem := max(broken) or from_first(feed.why_not(waited_s, lacking)):
-            raise DataError(problem)
-        if time.monotonic() - said > 10:
-            said = time.monotonic()
-            names = ", ".join(sorted(set(lacking) - {""}))
-            log.info(
-                "waiting for the first data of %s, for %.0f s so far%s",
-                names,
-                waited_s,
-                feed.progress(),
-            )
-        time.sleep(0.2)
-
-
-def say_data(c: Config, sources: dict[str, ShardSet]) -> None:
-    """Epochs of each source that the schedule will take, and what windows leave over."""
-    total = sum(c.mixture.values())
-    for name, shards in sources.items():
-        windows = sum(shards.windows("train", c.seq_len))
-        planned = c.last_step * c.batch_tokens * c.mixture[name] / total
-        dropped = shards.total("train", "tokens") - windows * c.seq_len
-        epochs = (
-            f"{prepare.planned_epochs(c, shards, name):.2f}"
-            if shards.ended
-            else "n/a, more is being made"
-        )
-        log.info(
-            "data=%s windows=%d dropped_tail_tokens=%d planned_tokens=%.2fM epochs=%s",
-            name,
-            windows,
-            dropped,
-            planned / 1e6,
-            epochs,
-            extra=console.LOG_ONLY,
-        )
-
-
-def data_fingerprint(loader: Loader, vocabulary: Vocabulary, sources: dict[str, ShardSet]) -> str:
-    """Of the order of samples and of where they come from; the same for shards that are made and being made."""
-    origin = prepare.hash_origin(sources)
-    return f"{loader.mixture.fingerprint}-{vocabulary.sha256[:12]}-{origin[:12]}"
-
-
-def content(sources: dict[str, ShardSet], whole: bool) -> str:
-    """Of every byte that there is; while more is being made, of the first shards, which all processes see."""
-    hashes = [
-        (
-            name,
-            [
-                info.xxh3
-                for seal in (shards.seals if whole else shards.seals[:1])
-                for info in seal.infos()
-            ],
-        )
-        for name, shards in sources.items()
-    ]
-    return hashlib.sha256(repr(hashes).encode()).hexdigest()[:12]
-
-
-def refuse_other_data(fingerprints: list[tuple[str, str]], world: World) -> None:
-    """Raises DataError unless all processes have the same tokenizer and shards."""
-    for rank, found in enumerate(map("-".join, fingerprints)):
-        if found != "-".join(fingerprints[0]):
-            raise DataError(
-                f"rank {rank} on {world.hosts[rank]} has other data than rank 0 on {world.hosts[0]} "
-                f"(fingerprints {found} and {'-'.join(fingerprints[0])}): copy DATA_DIR from one to the "
-                "other, or run make data there with the same settings"
-            )
-
-
-def padded_lengths(vocabulary: Vocabulary, c: Config) -> numpy.ndarray:
-    """(VOCAB_SIZE,) bytes that each id stands for; rows that the tokenizer has no entry for stand for none."""
-    lengths = vocabulary.byte_lengths()
-    return numpy.pad(lengths, (0, c.vocab_size - len(lengths)))
-
-
-def compressed(sources: dict[str, ShardSet]) -> dict[str, float]:
-    """What general compressors need for the held-out text, where it was measured and there is one source."""
-    (first, *others) = sources.values()
-    return {} if others else first.manifest.get("compressed_bpb", {})

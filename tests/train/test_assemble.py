@@ -13,10 +13,9 @@ from record.run_paths import RunPaths
 from record.status import Status
 from settings import SettingsError
 from settings.config import Config
-from train import assemble, run_folder
+from train import assemble, open_data, run_folder
 from train.assemble import (
     Stopwatch,
-    refuse_other_data,
     say_how_it_is_stopped,
     say_where_it_is_saved,
 )
@@ -104,14 +103,14 @@ def test_whether_all_nodes_see_the_folder_is_tried(
 
 def test_nodes_with_other_data_are_refused_by_name() -> None:
     """Another order, or other bytes in the same."""
-    refuse_other_data([("a-b-c", "0123")] * 4, world(4, 2))
-    for other in (("a-b-d", "0123"), ("a-b-c", "4567")):
+    open_data.refuse_other_data(["a-b-c-0123"] * 4, world(4, 2))
+    for other in ("a-b-d-0123", "a-b-c-4567"):
         with pytest.raises(
             DataError,
             match=rf"rank 2 on host1 has other data than rank 0 on host0 \(fingerprints "
-            rf"{'-'.join(other)} and a-b-c-0123\): copy DATA_DIR .*make data",
+            rf"{other} and a-b-c-0123\): copy DATA_DIR .*make data",
         ):
-            refuse_other_data([("a-b-c", "0123")] * 2 + [other] * 2, world(4, 2))
+            open_data.refuse_other_data(["a-b-c-0123"] * 2 + [other] * 2, world(4, 2))
 
 
 def shards(key: str, *seals: tuple[str, ...]) -> Any:
@@ -129,11 +128,19 @@ def test_nodes_of_a_run_that_streams_may_see_more_or_less_and_not_something_else
     made, more, other = (
         shards("k", *seals) for seals in ([("1", "2")], [("1", "2"), ("3",)], [("1", "9")])
     )
-    assert assemble.content({"a": made}, whole=False) == assemble.content({"a": more}, whole=False)
-    assert assemble.content({"a": made}, whole=True) != assemble.content({"a": more}, whole=True)
+    assert open_data.hash_contents({"a": made}, whole=False) == open_data.hash_contents(
+        {"a": more}, whole=False
+    )
+    assert open_data.hash_contents({"a": made}, whole=True) != open_data.hash_contents(
+        {"a": more}, whole=True
+    )
     for whole in (False, True):
-        assert assemble.content({"a": made}, whole) != assemble.content({"a": other}, whole)
-        assert assemble.content({"a": made}, whole) != assemble.content({"b": made}, whole)
+        assert open_data.hash_contents({"a": made}, whole) != open_data.hash_contents(
+            {"a": other}, whole
+        )
+        assert open_data.hash_contents({"a": made}, whole) != open_data.hash_contents(
+            {"b": made}, whole
+        )
 
 
 def test_the_fingerprint_of_a_run_is_of_the_order_the_tokenizer_and_where_text_comes_from() -> None:
@@ -144,7 +151,7 @@ def test_the_fingerprint_of_a_run_is_of_the_order_the_tokenizer_and_where_text_c
     ) -> str:
         loader: Any = SimpleNamespace(mixture=SimpleNamespace(fingerprint=order))
         vocabulary: Any = SimpleNamespace(sha256=tokenizer)
-        return assemble.data_fingerprint(loader, vocabulary, sources or {"a": shards("k", ("1",))})
+        return open_data.fingerprint_of(loader, vocabulary, sources or {"a": shards("k", ("1",))})
 
     assert fingerprint() == fingerprint(a=shards("k", ("1",), ("2",)))
     assert fingerprint().startswith("order-0123456789ab-")

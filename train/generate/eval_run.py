@@ -28,7 +28,6 @@ from record.run_paths import RunPaths, name_checkpoint
 from settings import ROOT, SettingsError
 from settings.config import Config
 from settings.resolve import show_path
-from train.assemble import padded_lengths
 from train.data import prepare
 from train.data.data_paths import NO_BUNDLE, data_dir
 from train.data.manifest import DataError
@@ -50,6 +49,7 @@ from train.evaluate.core.tasks import CoreError
 from train.evaluate.scoring import ScoringFailed
 from train.evaluate.validation import FULL_SET, Evaluator, Validation
 from train.generate.load_run import PROBLEMS, Trained, open_trained, settings_of_command
+from train.open_data import padded_lengths
 from train.run_folder import stored_config
 
 log = logging.getLogger(__name__)

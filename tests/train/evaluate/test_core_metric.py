@@ -68,7 +68,9 @@ def test_without_one_task_there_is_no_core_and_the_others_have_another_name() ->
         "0.3333",
     ]
     assert "missing: squad: none of its questions could be asked" in lines
-    assert found.describe().startswith("CORE n/a, 2 of 22 tasks are missing; core_partial 0.3333 +- ")
+    assert found.describe().startswith(
+        "CORE n/a, 2 of 22 tasks are missing; core_partial 0.3333 +- "
+    )
 
 
 def test_without_any_task_there_is_nothing() -> None:

@@ -1,0 +1,183 @@
+"""Opens the data of a run: tokenizer, shards, the loader and the evaluator. All ranks have the same."""
+
+import dataclasses
+import hashlib
+import logging
+import time
+from collections.abc import Mapping
+
+import numpy as np
+
+from record.run_paths import RunPaths
+from settings.config import Config
+from train import console
+from train.data import prepare
+from train.data.batch import Loader
+from train.data.manifest import DataError
+from train.data.shards import ShardSet
+from train.data.streaming.consumer import Feed
+from train.data.streaming.node_transfer import Relay
+from train.data.tokenizer import Vocabulary
+from train.distributed.world import World, from_all, from_first
+from train.evaluate.validation import Evaluator
+from train.faults.watchdog import Watchdog
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 0.2  # between two looks at whether the first data have come
+SAY_S = 10.0  # between two lines about that
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """What training and validation read.
+
+    Attributes:
+        feed: what makes more of it, or sends it to other nodes; None if all is there.
+        fingerprint: of the order of samples and of where they come from.
+    """
+
+    vocabulary: Vocabulary
+    sources: dict[str, ShardSet]
+    loader: Loader
+    evaluator: Evaluator
+    feed: Feed | None
+    fingerprint: str
+
+    @property
+    def compressed(self) -> dict[str, float]:
+        """Bits per byte that general compressors need for the held-out text, by name.
+
+        Known where they were measured, and there is one source.
+        """
+        first, *others = self.sources.values()
+        return {} if others else first.manifest.get("compressed_bpb", {})
+
+
+def open_data(
+    config: Config,
+    paths: RunPaths,
+    world: World,
+    watch: Watchdog,
+    stored_shards: Mapping[str, int],
+    is_resumed: bool,
+) -> Data:
+    """Open the data of a run. If shards are still to be made or sent, there is enough of them to begin.
+
+    stored_shards: how many validation shards of each source the run has scored so far; {} at its start.
+    Raises DataError, on all ranks.
+    """
+    relay = Relay.begin(config, world)
+    vocabulary = prepare.vocabulary(config)
+    is_streamed = from_first(prepare.streams(config, vocabulary))
+    held_out = dict(stored_shards)
+    if is_streamed and not held_out:
+        held_out = dict.fromkeys(config.mixture, 1)  # however much there is by now
+    feed = None
+    if is_streamed or relay:
+        feed = Feed(config, paths, world.is_first, held_out, is_streamed, relay)
+    if relay:
+        relay.start(vocabulary)
+    if feed:
+        wait_for_first_data(config, vocabulary, feed, held_out, watch)
+    sources = prepare.open_sources(config, vocabulary, partial=feed is not None)
+    prepare.refuse_repetition(config, sources, begun=is_resumed)
+    log_sources(config, sources)
+    loader = Loader(config, sources, world, vocabulary.end_of_text)
+    fingerprint = fingerprint_of(loader, vocabulary, sources)
+    contents = hash_contents(sources, whole=feed is None)
+    refuse_other_data(from_all(f"{fingerprint}-{contents}"), world)
+    if not held_out:
+        counts = {name: len(shards.shards["validation"]) for name, shards in sources.items()}
+        held_out = from_first(counts)
+    lengths = padded_lengths(vocabulary, config)
+    evaluator = Evaluator(config, sources, lengths, world, vocabulary.end_of_text, held_out)
+    return Data(vocabulary, sources, loader, evaluator, feed, fingerprint)
+
+
+def wait_for_first_data(
+    config: Config, vocabulary: Vocabulary, feed: Feed, held_out: dict[str, int], watch: Watchdog
+) -> None:
+    """Wait until all ranks see something of each source to train on, and the validation shards of `held_out`.
+
+    Raises DataError, on all ranks, if the producer cannot make that.
+    """
+    began = said = time.monotonic()
+    is_ready = False  # whether the producer has the folders
+    while True:
+        watch.expect("waiting for the first data", config.start_timeout_s)
+        missing = next(iter(config.mixture))
+        if is_ready:
+            missing = prepare.not_begun(config, vocabulary, held_out)
+        of_ranks = from_all((missing, feed.ready, feed.broken))
+        lacking = [rank[0] for rank in of_ranks]
+        is_ready = of_ranks[0][1]
+        if not any(lacking):
+            return
+        now = time.monotonic()
+        broken = max(rank[2] for rank in of_ranks)
+        if problem := broken or from_first(feed.why_not(now - began, lacking)):
+            raise DataError(problem)
+        if now - said > SAY_S:
+            said = now
+            names = ", ".join(sorted(set(lacking) - {""}))
+            log.info(
+                "waiting for the first data of %s, for %.0f s so far%s",
+                names,
+                now - began,
+                feed.progress(),
+            )
+        time.sleep(LOOK_S)
+
+
+def log_sources(config: Config, sources: dict[str, ShardSet]) -> None:
+    """Log how often each source will be repeated, and the tokens that windows leave over."""
+    total = sum(config.mixture.values())
+    for name, shards in sources.items():
+        windows = sum(shards.windows("train", config.seq_len))
+        planned = config.last_step * config.batch_tokens * config.mixture[name] / total
+        dropped = shards.total("train", "tokens") - windows * config.seq_len
+        epochs = "n/a, more is being made"
+        if shards.ended:
+            epochs = f"{prepare.planned_epochs(config, shards, name):.2f}"
+        log.info(
+            "data=%s windows=%d dropped_tail_tokens=%d planned_tokens=%.2fM epochs=%s",
+            name,
+            windows,
+            dropped,
+            planned / 1e6,
+            epochs,
+            extra=console.LOG_ONLY,
+        )
+
+
+def fingerprint_of(loader: Loader, vocabulary: Vocabulary, sources: dict[str, ShardSet]) -> str:
+    """Hash the order of samples and where they come from; the same while shards are still being made."""
+    origin = prepare.hash_origin(sources)
+    return f"{loader.mixture.fingerprint}-{vocabulary.sha256[:12]}-{origin[:12]}"
+
+
+def hash_contents(sources: dict[str, ShardSet], whole: bool) -> str:
+    """Hash the bytes of all shards; if more are being made, of the first ones, which all ranks see."""
+    contents = []
+    for name, shards in sources.items():
+        seals = shards.seals if whole else shards.seals[:1]
+        contents.append((name, [info.xxh3 for seal in seals for info in seal.infos()]))
+    return hashlib.sha256(repr(contents).encode()).hexdigest()[:12]
+
+
+def refuse_other_data(fingerprints: list[str], world: World) -> None:
+    """Raise DataError unless all ranks have the same tokenizer and shards."""
+    for rank, found in enumerate(fingerprints):
+        if found != fingerprints[0]:
+            raise DataError(
+                f"rank {rank} on {world.hosts[rank]} has other data than rank 0 on {world.hosts[0]} "
+                f"(fingerprints {found} and {fingerprints[0]}): copy DATA_DIR from one to the other, "
+                "or run make data there with the same settings"
+            )
+
+
+def padded_lengths(vocabulary: Vocabulary, config: Config) -> np.ndarray:
+    """Return the bytes that each id stands for: (VOCAB_SIZE,), 0 where the tokenizer has no entry."""
+    lengths = vocabulary.byte_lengths()
+    return np.pad(lengths, (0, config.vocab_size - len(lengths)))
