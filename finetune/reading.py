@@ -1,6 +1,6 @@
 """DATA to conversations, in a fixed order: files here or a data set on the hub, what is wrong counted and named.
 
-    DATA=chats.jsonl                     a file: .jsonl, .json (one object a line), also .gz and .zst; .parquet, .arrow
+    DATA=chats.jsonl                     a file: .jsonl, .json (lines or one array), also .gz and .zst; .parquet
     DATA=chats/                          a folder: all such files below it, in order of their names
     DATA=OWNER/NAME:CONFIG:SPLIT@COMMIT  a data set on the hub; split train, and the only config, where not said
 
@@ -17,10 +17,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-import pyarrow as pa
-import pyarrow.ipc
-import pyarrow.parquet
-
 from finetune import row_shapes
 from finetune.row_shapes import COLUMNS, SHAPES, Conversation, conversation_of
 from settings import ROOT
@@ -28,12 +24,10 @@ from train.data.sources import rows
 from train.data.sources.content import FORMATS, format_of
 from train.data.sources.fetch import Files
 from train.data.sources.formats import (
-    FILE_MAGIC,
     UNREADABLE,
     Bad,
     Broken,
-    Skipped,
-    ends,
+    open_parquet,
     read,
 )
 from train.data.sources.pin import Pinned, pin
@@ -214,7 +208,6 @@ def conversations(pinned: Pinned, files: Files, tally: Tally) -> Iterator[Locate
         try:
             columns, unread = columns_of(path, file.name)
             for row, value in read(path, file.name, columns, True, "", 0):
-                assert not isinstance(value, Skipped)
                 seen, place = seen + 1, f"{file.name}:{row + 1}"
                 tally.rows += 1
                 made = read_row(value)
@@ -258,20 +251,10 @@ def check_dropped(pinned: Pinned, tally: Tally, sentences: Mapping[str, str]) ->
 
 def columns_of(path: Path, name: str) -> tuple[tuple[str, ...], list[str]]:
     """(columns to read, columns that are left) of a file that says which it has; else nothing: JSON says it by row."""
-    format = format_of(name)
-    if format not in ("parquet", "arrow"):
+    if format_of(name) != "parquet":
         return COLUMNS, []
-    begin, end = ends(path)
-    if format == "parquet":
-        if begin[:4] != b"PAR1" or end[-4:] != b"PAR1":
-            return COLUMNS, []  # refused in words by who reads it
-        names = pa.parquet.read_schema(path).names
-    else:
-        with pa.memory_map(str(path)) as file:
-            opened = (
-                pa.ipc.open_file(file) if begin.startswith(FILE_MAGIC) else pa.ipc.open_stream(file)
-            )
-            names = opened.schema.names
+    with open_parquet(path) as file:
+        names = file.schema_arrow.names
     if not any(set(columns) <= set(names) for columns in SHAPES.values()):
         raise Broken(
             f"none of the accepted shapes; it has the columns {', '.join(names)}, accepted are "

@@ -84,6 +84,9 @@ def name_of_data(data: str) -> str:
     place = data.rpartition("#")[0] or data
     if place.startswith("hf:"):
         place = place.removeprefix("hf:").partition(":")[0]
-    stem = PurePath(place).name.partition(".")[0]
+    path = PurePath(place)
+    while path.name.startswith(("*", "?", "[")):  # of texts/*.gz the folder
+        path = path.parent
+    stem = path.name.partition(".")[0]
     name = re.sub(r"[^a-z0-9]+", "-", stem.lower())[:LONGEST_NAME]
     return name.strip("-") or "data"

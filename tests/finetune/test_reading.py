@@ -43,9 +43,6 @@ def write(path: Path) -> None:
     lines = "".join(json.dumps(one) + "\n" for one in ROWS).encode()
     if path.suffix == ".parquet":
         pa.parquet.write_table(as_table(), path, row_group_size=2)
-    elif path.suffix == ".arrow":
-        with pa.ipc.new_stream(path, as_table().schema) as out:
-            out.write_table(as_table())
     elif path.suffix == ".gz":
         path.write_bytes(gzip.compress(lines))
     elif path.suffix == ".zst":
@@ -54,9 +51,7 @@ def write(path: Path) -> None:
         path.write_bytes(lines)
 
 
-@pytest.mark.parametrize(
-    "name", ["x.jsonl", "x.json", "x.jsonl.gz", "x.jsonl.zst", "x.parquet", "x.arrow"]
-)
+@pytest.mark.parametrize("name", ["x.jsonl", "x.json", "x.jsonl.gz", "x.jsonl.zst", "x.parquet"])
 def test_each_kind_of_file_gives_the_same(tmp_path: Path, name: str) -> None:
     write(tmp_path / name)
     found, tally = read(tmp_path / name, tmp_path / "data")
@@ -65,7 +60,7 @@ def test_each_kind_of_file_gives_the_same(tmp_path: Path, name: str) -> None:
         (0, i, f"{tmp_path / name}:{i + 1}") for i in range(5)
     ]
     assert (tally.rows, tally.shapes, tally.dropped) == (5, Counter(messages=5), Counter())
-    assert tally.unread == ({"id": 5} if name in ("x.parquet", "x.arrow") else {})
+    assert tally.unread == ({"id": 5} if name == "x.parquet" else {})
 
 
 def test_a_folder_is_all_such_files_below_it_by_name(tmp_path: Path) -> None:
@@ -83,9 +78,9 @@ def test_a_folder_is_all_such_files_below_it_by_name(tmp_path: Path) -> None:
 
 
 def test_names_stay_as_they_are_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from train.data.sources import given, pin
+    from train.data.sources import given
 
-    for module in (reading, pin, given):
+    for module in (reading, given):
         monkeypatch.setattr(module, "ROOT", tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     write_rows(tmp_path / "chats" / "x.jsonl", ROWS[:1])
@@ -203,7 +198,7 @@ def test_at_most_half_may_be_dropped(
             r"x\.jsonl\.gz of DATA, at line \d+: damaged",
         ),
         ("x.jsonl", b'{"messages": []}\n{"mess', "half a last line"),
-        ("x.jsonl", b'[{"messages": []}]', "one JSON value over the whole file"),
+        ("x.jsonl", b'[\n{"messages": []}\n]', "one JSON array over the whole file"),
     ],
 )
 def test_a_file_that_is_none_is_refused(

@@ -129,7 +129,7 @@ def parse_manifest(path: Path, content: bytes) -> tuple[dict[str, Any], list[Sea
             )
         seals = [Seal.of(entry) for entry in manifest["seals"]]
         return {key: manifest[key] for key in KEYS} | manifest, seals
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(
             f"{path}: not a manifest of token shards ({error!r}); {make_anew(path.parent)}"
         ) from None

@@ -1,41 +1,52 @@
-"""Files to rows, by extension: parquet, Arrow, JSON lines (plain, gzip, zstd), one text a file.
+"""Files to rows: Parquet, JSON lines, JSON arrays and plain text, the last three also in gzip or zstd.
 
-    read(path, ...) -> (row, {column: value}) or (row, Bad) for each row in order, (row, Skipped) for those behind
+    read(path, ...) -> (row, {column: value}) for each row in order, or (row, Bad) where it is none
 
-Memory is bounded by a row, not by the file: rows come in batches of about BATCH_BYTES, lines are read up to
-LONGEST_TEXT. Parquet is read by pages, which most writers end at 1 MB or 1,024 rows, whichever comes last. What is
-wrong with a file raises Broken, or the error of the library that reads it (UNREADABLE).
+Memory is bounded by what one batch decodes to (BATCH_BYTES, or one row if that is larger), not by the
+file: lines and elements of arrays are read up to LONGEST_TEXT, and of Parquet so few rows are decoded
+at once that a dictionary cannot multiply them. What is wrong with a file raises Broken, or the error
+of the library that reads it (UNREADABLE).
 """
 
 import gzip
 import io
 import itertools
 import json
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import pyarrow as pa
-import pyarrow.ipc
 import pyarrow.parquet
 
-from train.data.sources.content import foreign, format_of
+from train.data.sources.content import BYTE_ORDER_MARK, compression_of, foreign, format_of
 
-LONGEST_TEXT = 2**28  # bytes; also of a line of JSON
+LONGEST_TEXT = 2**28  # bytes; also of a line or an element of JSON
 BATCH_BYTES, BATCH_ROWS = 2**23, 1024
 BUFFER_BYTES = 2**20
+# Encodings in which a value may be as large as the whole column, whatever the mean is.
+MULTIPLYING = {"PLAIN_DICTIONARY", "RLE_DICTIONARY", "DELTA_BYTE_ARRAY"}
 UNREADABLE = (OSError, EOFError, zlib.error, pa.ArrowException)
-FEATHER_1 = b"FEA1"
-FILE_MAGIC, STREAM_START, STREAM_END = b"ARROW1", b"\xff\xff\xff\xff", b"\xff\xff\xff\xff\0\0\0\0"
+MAGIC = {"gzip": b"\x1f\x8b", "zstd": b"\x28\xb5\x2f\xfd", "parquet": b"PAR1"}
+TEXT = "text"  # the column of rows that are no more than a text
+MESSAGES = "messages"  # the column of rows that are no more than a list of messages
 
 
 class Broken(Exception):
-    """What is wrong with a file, in words, and the remedy: a sentence, a key of the source's, or "" to get it again."""
+    """What is wrong with a file.
 
-    def __init__(self, what: str, remedy: str = ""):
+    Args:
+        what: in words.
+        remedy: a sentence, a key of the source's remedies, or "" for getting the file again.
+        row: the row at which reading ended, if it is known.
+    """
+
+    def __init__(self, what: str, remedy: str = "", row: int | None = None):
         super().__init__(what)
         self.remedy = remedy
+        self.row = row
 
 
 class Bad(NamedTuple):
@@ -45,14 +56,7 @@ class Bad(NamedTuple):
     what: str
 
 
-class Skipped(NamedTuple):
-    """Rows before the first that was asked for; so many of them are known to be null."""
-
-    rows: int
-    nulls: int
-
-
-Rows = Iterator[tuple[int, "dict[str, Any] | Bad | Skipped"]]
+Rows = Iterator[tuple[int, "dict[str, Any] | Bad"]]
 
 
 def read(
@@ -64,224 +68,158 @@ def read(
     start: int,
     piece_bytes: int = 0,
 ) -> Rows:
-    """The rows of a file. Those before `start` are skipped where the format allows, and come all the same where not.
+    """Return the rows of a file. Those before `start` are left out if the format allows it.
 
-    columns: what a row's text is made of, or () for all; a column named `id` comes with them if there is one. piece_bytes: plain text
-    is cut into pieces of about this size; 0 reads it whole.
+    Args:
+        path: where it lies.
+        name: what it is called; its suffix decides how it is read.
+        columns: what a row's text is made of. Only Parquet needs them, and plain text for its one.
+        is_template: the columns may hold something else than text.
+        id: a column that is read too if there is one.
+        start: the first row that is wanted.
+        piece_bytes: plain text is cut into pieces of about this size; 0 leaves it whole.
+
+    Raises:
+        Broken: it is an error page, or not what its name says.
     """
-    begin, end = ends(path)
-    if what := foreign(begin):
-        raise Broken(f"{what}, {path.stat().st_size} bytes, it starts with {begin!r}")
-    format = format_of(name)
-    if format == "parquet":
-        return parquet_rows(path, begin, end, columns, is_template, id, start)
-    if format == "arrow":
-        return arrow_rows(path, begin, end, columns, is_template, id, start)
-    if piece_bytes and format in ("", "text"):
-        return piece_rows(path, columns[0], piece_bytes)
-    if format == "text":
-        return text_rows(path, columns[0], newlines=name.endswith(".py"))
-    return json_rows(opened(path, begin, format))
+    refuse_foreign(path)
+    kind = format_of(name)
+    if kind == "parquet":
+        return parquet_rows(path, columns, is_template, id, start)
+    if kind in ("lines", "json"):
+        return json_rows(path, name)
+    if piece_bytes:
+        return piece_rows(path, name, columns[0], piece_bytes)
+    return text_rows(path, name, columns[0])
 
 
-def ends(path: Path) -> tuple[bytes, bytes]:
-    """The first and the last 40 bytes of a file."""
+def refuse_foreign(path: Path) -> None:
     with open(path, "rb") as file:
-        begin = file.read(40)
-        file.seek(-min(40, path.stat().st_size), io.SEEK_END)
-        return begin, file.read(40)
+        start = file.read(40)
+    if what := foreign(start):
+        raise Broken(f"{what}, {path.stat().st_size} bytes, it starts with {start!r}")
 
 
-# ---- Columns
+# ---- Parquet
+
+
+def open_parquet(path: Path) -> pa.parquet.ParquetFile:
+    """Open a Parquet file. Raises Broken if its first or last bytes are not those of one."""
+    magic = MAGIC["parquet"]
+    with open(path, "rb") as file:
+        start = file.read(8)
+        file.seek(max(0, path.stat().st_size - len(magic)))
+        end = file.read()
+    if not start.startswith(magic):
+        raise Broken(f"not parquet, it starts with {start!r}")
+    if end != magic:
+        raise Broken(f"truncated parquet, it ends with {end!r} and not with {magic!r}")
+    return pa.parquet.ParquetFile(
+        path, buffer_size=BUFFER_BYTES, page_checksum_verification=True, memory_map=False
+    )
+
+
+def parquet_rows(
+    path: Path, columns: tuple[str, ...], is_template: bool, id: str, start: int
+) -> Rows:
+    """Row groups before `start` are not read."""
+    with open_parquet(path) as file:
+        check_columns(file.schema_arrow, columns, is_template)
+        names = [name for name in file.schema_arrow.names if name in (*columns, id)]
+        row = 0
+        for number in range(file.num_row_groups):
+            group = file.metadata.row_group(number)
+            if row + group.num_rows <= start:
+                row += group.num_rows
+                continue
+            size = count_batch_rows(group, file.schema_arrow, names)
+            for batch in file.iter_batches(
+                size, row_groups=[number], columns=names, use_threads=False
+            ):
+                skipped = min(max(0, start - row), len(batch))
+                row += skipped
+                cells = [read_cells(batch.column(name).slice(skipped)) for name in names]
+                for values in zip(*cells, strict=True):
+                    bad = next((value for value in values if type(value) is Bad), None)
+                    yield row, bad or dict(zip(names, values, strict=True))
+                    row += 1
 
 
 def check_columns(schema: pa.Schema, columns: tuple[str, ...], is_template: bool) -> None:
-    """Raises Broken unless the file has the columns, and the one that is the text holds text."""
+    """Raise Broken unless the file has the columns, and the one that is the text holds text."""
     if doubled := [name for name in schema.names if schema.names.count(name) > 1]:
         raise Broken(f"two columns are named {doubled[0]!r}", "Rename one of them")
     for column in columns:
         if column not in schema.names:
             raise Broken(f"no column {column!r}; it has: {', '.join(schema.names)}", "column")
-        kind = schema.field(column).type
-        if not is_template and not (is_text(kind) or pa.types.is_null(kind)):
-            raise Broken(f"column {column!r} is {kind}, not text", "column")
-
-
-def chosen_columns(schema: pa.Schema, columns: tuple[str, ...], id: str) -> list[str]:
-    """Return the columns to read: all of them where none is named."""
-    return [name for name in schema.names if not columns or name in (*columns, id)]
+        if not is_template and not is_text(schema.field(column).type):
+            raise Broken(f"column {column!r} is {schema.field(column).type}, not text", "column")
 
 
 def is_text(kind: pa.DataType) -> bool:
+    """Tell whether a column of this type holds text, or nothing but nulls."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    return bool(
-        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-    )
+    return kind in (pa.string(), pa.large_string(), pa.string_view(), pa.null())
 
 
-def values(column: pa.Array) -> list[Any]:
-    """A column's values; a cell with text that is not UTF-8 is a Bad."""
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    if is_text(column.type):
-        column = column.cast(pa.binary() if pa.types.is_string(column.type) else pa.large_binary())
-        check_offsets(column)
-        return [None if cell is None else decoded(cell) for cell in column.to_pylist()]
-    check_offsets(column)
-    try:
-        return list(column.to_pylist())
-    except UnicodeDecodeError:
-        return [nested(column, k) for k in range(len(column))]
+def count_batch_rows(group: Any, schema: pa.Schema, names: list[str]) -> int:
+    """Return how many rows of a row group decode to about BATCH_BYTES.
 
-
-def check_offsets(column: pa.Array) -> None:
-    """Raises ArrowInvalid if the column of a damaged file points outside of it; what is not UTF-8 is for its row."""
-    try:
-        column.validate(full=True)
-    except pa.ArrowInvalid as error:
-        if "UTF8" not in str(error):
-            raise
-
-
-def decoded(cell: bytes) -> Any:
-    """The text, or a Bad."""
-    try:
-        return cell.decode()
-    except UnicodeDecodeError as error:
-        return Bad("utf-8", f"byte {error.start} is {cell[error.start : error.start + 4]!r}")
-
-
-def nested(column: pa.Array, k: int) -> Any:
-    """One value of a column of structures or lists, or a Bad."""
-    try:
-        return column[k].as_py()
-    except UnicodeDecodeError as error:
-        return Bad("utf-8", f"a text in it: {error.reason}")
-
-
-def batch_rows(
-    batch: pa.RecordBatch, row: int, start: int, names: list[str], columns: tuple[str, ...]
-) -> Rows:
-    """The rows of a batch whose first has that number, from `start` on."""
-    if skip := min(max(0, start - row), len(batch)):
-        yield row, Skipped(skip, batch.column(names.index(columns[0])).slice(0, skip).null_count)
-        batch, row = batch.slice(skip), row + skip
-    lists = [values(column) for column in batch.columns]
-    for k, cells in enumerate(zip(*lists, strict=True)):
-        bad = next((cell for cell in cells if type(cell) is Bad), None)
-        yield row + k, bad or dict(zip(names, cells, strict=True))
-
-
-def rows_a_batch(bytes: int, rows: int) -> int:
-    """So many rows that a batch has about BATCH_BYTES."""
-    return max(1, min(BATCH_ROWS, BATCH_BYTES * rows // max(1, bytes)))
-
-
-def parquet_rows(
-    path: Path,
-    begin: bytes,
-    end: bytes,
-    columns: tuple[str, ...],
-    is_template: bool,
-    id: str,
-    start: int,
-) -> Rows:
-    """Row groups before `start` are skipped by what the file's footer says of them."""
-    if begin[:4] != b"PAR1":
-        raise Broken(f"not parquet, it starts with {begin[:8]!r}")
-    if end[-4:] != b"PAR1":
-        raise Broken(f"truncated parquet, it ends with {end[-4:]!r} and not with b'PAR1'")
-    with pa.OSFile(str(path)) as source:
-        file = pa.parquet.ParquetFile(
-            source, buffer_size=BUFFER_BYTES, page_checksum_verification=True
-        )
-        check_columns(file.schema_arrow, columns, is_template)
-        names = chosen_columns(file.schema_arrow, columns, id)
-        row = 0
-        for g in range(file.num_row_groups):
-            group = file.metadata.row_group(g)
-            parts = [group.column(k) for k in range(group.num_columns)]
-            parts = [part for part in parts if part.path_in_schema.split(".")[0] in names]
-            if row + group.num_rows <= start:
-                nulls = [
-                    part.statistics.null_count or 0
-                    for part in parts
-                    if part.path_in_schema == columns[0] and part.statistics
-                ]
-                yield row, Skipped(group.num_rows, sum(nulls))
-                row += group.num_rows
-                continue
-            size = rows_a_batch(sum(part.total_uncompressed_size for part in parts), group.num_rows)
-            for batch in file.iter_batches(size, row_groups=[g], columns=names, use_threads=False):
-                yield from batch_rows(batch.select(names), row, start, names, columns)
-                row += len(batch)
-
-
-def arrow_rows(
-    path: Path,
-    begin: bytes,
-    end: bytes,
-    columns: tuple[str, ...],
-    is_template: bool,
-    id: str,
-    start: int,
-) -> Rows:
-    """Both layouts of Arrow's: with a footer, and the stream that `datasets` writes."""
-    with pa.memory_map(str(path)) as source:
-        if begin.startswith(FILE_MAGIC):
-            if not end.endswith(FILE_MAGIC):
-                raise Broken(
-                    f"truncated Arrow file, it ends with {end[-6:]!r} and not with {FILE_MAGIC!r}"
-                )
-            file = pa.ipc.open_file(source)
-            batches = (file.get_batch(k) for k in range(file.num_record_batches))
-        elif begin.startswith(STREAM_START):
-            if not end.endswith(
-                STREAM_END
-            ):  # between two batches a stream that was cut looks like one that ended
-                raise Broken("truncated Arrow stream, its end mark is missing")
-            file = pa.ipc.open_stream(source)
-            batches = iter(file)
-        elif begin.startswith(FEATHER_1):
-            raise Broken("the first version of Feather, which is not read", "Convert it to Parquet")
+    A row of a column with a dictionary may decode to as much as the whole column: 518 bytes of Parquet
+    were 5 GiB of text. One row at a time costs 6 us a row. A column that is a dictionary in Arrow too
+    is not multiplied.
+    """
+    row_bytes = 0
+    for index in range(group.num_columns):
+        part = group.column(index)
+        path = part.path_in_schema
+        column = next((name for name in names if f"{path}.".startswith(f"{name}.")), None)
+        if column is None:
+            continue
+        stays_dictionary = pa.types.is_dictionary(schema.field(column).type)
+        if MULTIPLYING.intersection(part.encodings) and not stays_dictionary:
+            row_bytes += part.total_uncompressed_size
         else:
-            raise Broken(f"not Arrow, it starts with {begin[:8]!r}")
-        check_columns(file.schema, columns, is_template)
-        names = chosen_columns(file.schema, columns, id)
-        row = 0
-        for whole in batches:
-            batch = whole.select(names)
-            size = rows_a_batch(batch.nbytes, len(batch))
-            for k in range(0, len(batch), size):
-                part = batch.slice(k, size)
-                yield from batch_rows(part, row, start, names, columns)
-                row += len(part)
+            row_bytes += part.total_uncompressed_size // max(1, group.num_rows)
+    return max(1, min(BATCH_ROWS, BATCH_BYTES // max(1, row_bytes)))
+
+
+def read_cells(column: pa.Array) -> Iterator[Any]:
+    """Yield the values of a column one by one, so that a batch is in memory only once."""
+    for cell in column:
+        try:
+            yield cell.as_py()
+        except UnicodeDecodeError as error:
+            some = error.object[error.start : error.start + 4]
+            yield Bad("utf-8", f"byte {error.start} is {some!r}")
+        except (ValueError, OverflowError) as error:  # a date after the year 9999
+            yield Bad("type", f"a value of {column.type} that Python has not: {error}")
 
 
 # ---- The column of text, where none was named
 
 TEXT_COLUMNS = ("text", "content")
 FIRST_ROWS = 100  # by which the column is chosen
-CONVERSATIONS = {"messages", "conversations", "conversation"}
+CONVERSATIONS = {MESSAGES, "conversations", "conversation"}
 ANSWERS = {"answer", "completion", "response", "output", "chosen"}
 
 
 def find_text_column(path: Path, name: str, place: str) -> str:
-    """Return the column that holds the text of a file. Raises Broken where it is not plain which.
+    """Return the column that holds the text of a file.
 
-    place: DATA, for what to do. The first rows decide: in JSON lines a row may lack the text, or have null in its place.
+    The first rows decide: in JSON lines a row may lack the text, or have null in its place.
+
+    Args:
+        path, name: as of `read`.
+        place: DATA without its column, for what to do.
+
+    Raises:
+        Broken: no column holds text, or several do and none is called as text is.
     """
     if format_of(name) in ("", "text"):
-        return "text"  # as text_rows and piece_rows call it
-    sizes: dict[str, int | None] = {}  # characters of text; None where there is something else
-    try:
-        for _, value in itertools.islice(read(path, name, (), True, "", 0), FIRST_ROWS):
-            if isinstance(value, dict):
-                measure_cells(value, sizes)
-    except (Broken, *UNREADABLE):
-        if not sizes:
-            raise  # else whoever reads the rows finds it again, and says in which
+        return TEXT
+    sizes = measure_columns(path, name)
     for column in TEXT_COLUMNS:
         if sizes.get(column) is not None:
             return column
@@ -304,6 +242,27 @@ def find_text_column(path: Path, name: str, place: str) -> str:
     return texts[0]
 
 
+def measure_columns(path: Path, name: str) -> dict[str, int | None]:
+    """Count the characters of text in the first rows by column. None: there is something else in it."""
+    sizes: dict[str, int | None] = {}
+    columns: tuple[str, ...] = ()
+    refuse_foreign(path)
+    if format_of(name) == "parquet":
+        with open_parquet(path) as file:
+            sizes = dict.fromkeys(file.schema_arrow.names)
+            columns = tuple(field.name for field in file.schema_arrow if is_text(field.type))
+        if not columns:
+            return sizes
+    try:
+        for _, value in itertools.islice(read(path, name, columns, False, "", 0), FIRST_ROWS):
+            if isinstance(value, dict):
+                measure_cells(value, sizes)
+    except (Broken, *UNREADABLE):
+        if not any(size is not None for size in sizes.values()):
+            raise  # else whoever reads the rows finds it again, and says in which
+    return sizes
+
+
 def measure_cells(row: dict[str, Any], sizes: dict[str, int | None]) -> None:
     """Add a row's characters of text to those of its columns. Null is text of no characters."""
     for column, cell in row.items():
@@ -313,44 +272,62 @@ def measure_cells(row: dict[str, Any], sizes: dict[str, int | None]) -> None:
             sizes.setdefault(column, None)
 
 
-# ---- Lines and texts
+# ---- JSON
 
 
-def opened(path: Path, begin: bytes, format: str) -> BinaryIO:
-    """The file, decompressed. Both libraries tell an end that comes too early."""
-    if format == "json gzip":
-        if begin[:2] != b"\x1f\x8b":
-            raise Broken(
-                f"not gzip, it starts with {begin[:8]!r}" if begin else "not gzip, it is empty"
-            )
-        return io.BufferedReader(gzip.open(path), BUFFER_BYTES)
-    if format == "json zstd":
-        if begin[:4] != b"\x28\xb5\x2f\xfd":
-            raise Broken(
-                f"not zstd, it starts with {begin[:8]!r}" if begin else "not zstd, it is empty"
-            )
-        return io.BufferedReader(
-            pa.CompressedInputStream(pa.OSFile(str(path)), "zstd"), BUFFER_BYTES
+def open_file(path: Path, name: str) -> BinaryIO:
+    """Open a file, decompressed. Both libraries report an end that comes too early."""
+    compression = compression_of(name)
+    if not compression:
+        return open(path, "rb", buffering=BUFFER_BYTES)
+    with open(path, "rb") as file:
+        start = file.read(8)
+    if not start.startswith(MAGIC[compression]):
+        raise Broken(
+            f"not {compression}, it starts with {start!r}"
+            if start
+            else f"not {compression}, it is empty"
         )
-    return open(path, "rb", buffering=BUFFER_BYTES)
+    if compression == "gzip":
+        return io.BufferedReader(gzip.open(path), BUFFER_BYTES)
+    stream = pa.CompressedInputStream(pa.OSFile(str(path)), "zstd")
+    return io.BufferedReader(stream, BUFFER_BYTES)
 
 
-def json_rows(file: BinaryIO) -> Rows:
-    """A row for each line, as it is parsed."""
-    with file:
-        for row, line in enumerate(lines(file)):
-            if row == 0:
-                line = line.removeprefix(b"\xef\xbb\xbf")
-                if line.lstrip()[:1] == b"[" or line.strip() == b"{":
-                    raise Broken(
-                        "one JSON value over the whole file, not one object a line",
-                        "Convert it to JSON lines",
-                    )
-            yield row, parsed(line, at_end=not line.endswith(b"\n"))
+def open_text(path: Path, name: str) -> io.TextIOWrapper:
+    """Open a file as text: without a byte-order mark, line ends as they are."""
+    return io.TextIOWrapper(open_file(path, name), encoding="utf-8-sig", newline="")
+
+
+def refuse_encoding(path: Path, row: int) -> Broken:
+    return Broken(
+        "is not UTF-8",
+        f"Convert it, for example: iconv -f latin1 -t utf-8 {path.name} > utf8-{path.name}",
+        row,
+    )
+
+
+def json_rows(path: Path, name: str) -> Rows:
+    """Return the rows of JSON lines, or the elements of one JSON array over the whole file."""
+    with open_file(path, name) as file:
+        first = next(lines(file), b"").removeprefix(BYTE_ORDER_MARK).strip()
+        if first == b"{":
+            raise Broken(
+                "one JSON object over the whole file",
+                "Make it a JSON array (.json) or one object a line (.jsonl)",
+            )
+        is_array = first[:1] == b"["
+        if is_array and first.endswith(b"]"):  # of one line: one row of several, or all of the file
+            is_array = format_of(name) == "json" and not any(line.strip() for line in lines(file))
+    if not is_array:
+        return line_rows(open_file(path, name))
+    if format_of(name) == "lines":
+        raise Broken("one JSON array over the whole file", "Rename it, so that it ends with .json")
+    return array_rows(path, name)
 
 
 def lines(file: BinaryIO) -> Iterator[bytes]:
-    """Lines with their ends; of one that is longer than LONGEST_TEXT the first bytes, so that it is longer by one."""
+    """Yield lines with their ends. One of more than LONGEST_TEXT is cut to one byte more than that."""
     while line := file.readline(LONGEST_TEXT + 1):
         if len(line) > LONGEST_TEXT and not line.endswith(b"\n"):
             while (rest := file.readline(BUFFER_BYTES)) and not rest.endswith(b"\n"):
@@ -358,41 +335,148 @@ def lines(file: BinaryIO) -> Iterator[bytes]:
         yield line
 
 
-def parsed(line: bytes, at_end: bool) -> dict[str, Any] | Bad:
-    """The object of a line. Raises Broken where the last line has no end and no whole object."""
+def line_rows(file: BinaryIO) -> Rows:
+    """Yield a row for each line. They may be texts and arrays if the first one is no object."""
+    only_objects = True
+    with file:
+        for row, line in enumerate(lines(file)):
+            if row == 0:
+                line = line.removeprefix(BYTE_ORDER_MARK)
+                only_objects = line.lstrip()[:1] not in (b"[", b'"')
+            yield row, parse_line(row, line, only_objects)
+
+
+def parse_line(row: int, line: bytes, only_objects: bool) -> dict[str, Any] | Bad:
+    """Return the row of a line. Raises Broken for half a last line: one without its end that is no row."""
     if len(line) > LONGEST_TEXT:
         return Bad("long", f"a line of more than {LONGEST_TEXT} bytes")
     try:
         value = json.loads(line.decode())
-        if type(value) is dict:
-            return value
-        what = Bad("not json", f"a JSON value that is no object: {line[:40]!r}")
+        made = make_row(value, only_objects)
+        if isinstance(made, dict):
+            return made
+        bad = Bad("not json", f"a JSON value that is no object: {line[:40]!r}")
     except UnicodeDecodeError as error:
-        what = Bad(
-            "utf-8", f"byte {error.start} of the line is {line[error.start : error.start + 4]!r}"
-        )
+        some = line[error.start : error.start + 4]
+        bad = Bad("utf-8", f"byte {error.start} of the line is {some!r}")
     except (ValueError, RecursionError):
         if not line.strip():
             return Bad("empty", "a blank line")
-        what = Bad("not json", f"not valid JSON: {line[:40].decode(errors='replace').strip()}")
-    if at_end:
-        raise Broken(f"half a last line, it ends with {line[-40:]!r}")
-    return what
+        bad = Bad("not json", f"not valid JSON: {line[:40].decode(errors='replace').strip()}")
+    if not line.endswith(b"\n"):
+        raise Broken(f"half a last line, it ends with {line[-40:]!r}", row=row)
+    return bad
 
 
-def text_rows(path: Path, column: str, newlines: bool) -> Rows:
-    """The whole file as the only row. newlines: all kinds of line ends become \\n, as Python reads its source."""
-    if path.stat().st_size > LONGEST_TEXT:
-        yield 0, Bad("long", f"a file of {path.stat().st_size} bytes")
+def make_row(value: Any, only_objects: bool = False) -> dict[str, Any] | Bad:
+    """Return a JSON value as a row.
+
+    A string is a text; an array of strings is one too, with blank lines between them; an array of
+    objects is a conversation, as nanochat writes them.
+    """
+    if type(value) is dict:
+        return cast(dict[str, Any], value)
+    if type(value) is str and not only_objects:
+        return {TEXT: value}
+    if type(value) is list and value and not only_objects:
+        if all(type(part) is str for part in value):
+            return {TEXT: "\n\n".join(value)}
+        if all(type(part) is dict for part in value):
+            return {MESSAGES: value}
+    return Bad("not json", f"neither an object nor a text: {str(value)[:40]}")
+
+
+DECODER = json.JSONDecoder()
+SPACE, SEPARATOR = re.compile(r"\s*"), re.compile(r"\s*([,\]])")
+ESCAPE_CHARS = 16  # an error so close to the end of what was read may be the end's
+
+
+def array_rows(path: Path, name: str) -> Rows:
+    """Yield the elements of a JSON array, of which two at most are in memory besides BUFFER_BYTES."""
+    row, separator = 0, "["
+    with open_text(path, name) as file:
+        try:
+            text = file.read(BUFFER_BYTES)
+            at = text.index("[") + 1
+            while separator != "]":
+                at = skip_space(text, at)
+                if row == 0 and text.startswith("]", at):
+                    return
+                element = parse_element(text, at, row)
+                if element is None:
+                    text, at = text[at:], 0
+                    more = file.read(max(BUFFER_BYTES, len(text)))
+                    if not more:
+                        raise Broken(f"half an array, it ends with {text[-40:]!r}", row=row)
+                    text += more
+                    continue
+                value, at, separator = element
+                yield row, make_row(value)
+                row += 1
+            if text[at:].strip() or file.read(BUFFER_BYTES).strip():
+                raise Broken(
+                    "more than one JSON value", "Write one array, or a line for each row", row
+                )
+        except UnicodeDecodeError:
+            raise refuse_encoding(path, row) from None
+
+
+def parse_element(text: str, at: int, row: int) -> tuple[Any, int, str] | None:
+    """Parse the element of an array that begins at a place.
+
+    Returns:
+        Its value, the place after its separator, and the separator: "," or "]"; None if the text
+        ends before that.
+
+    Raises:
+        Broken: it is not valid JSON, or of more than LONGEST_TEXT.
+    """
+    problem = len(text)
+    try:
+        value, end = DECODER.raw_decode(text, at)
+        if separator := SEPARATOR.match(text, end):
+            return value, separator.end(), separator[1]
+        problem = skip_space(text, end)
+    except RecursionError:
+        raise Broken("an element that is nested too deeply", "Leave it out", row) from None
+    except json.JSONDecodeError as error:
+        if not error.msg.startswith("Unterminated string"):
+            problem = error.pos
+    if problem < len(text) - ESCAPE_CHARS:
+        some = text[max(at, problem - 20) : problem + 20]
+        raise Broken(f"not valid JSON at {some!r}", "Mend it there", row)
+    if len(text) - at > LONGEST_TEXT:
+        raise Broken(f"an element of more than {LONGEST_TEXT} characters", "Leave it out", row)
+    return None
+
+
+def skip_space(text: str, at: int) -> int:
+    return cast(re.Match[str], SPACE.match(text, at)).end()
+
+
+# ---- Plain text
+
+
+def text_rows(path: Path, name: str, column: str) -> Rows:
+    """Yield the whole file as the only row. In Python's source all kinds of line ends become \\n."""
+    with open_file(path, name) as file:
+        content = file.read(LONGEST_TEXT + 1)
+    if len(content) > LONGEST_TEXT:
+        yield 0, Bad("long", f"a file of more than {LONGEST_TEXT} bytes")
         return
-    text = decoded(path.read_bytes().removeprefix(b"\xef\xbb\xbf"))
-    if newlines and isinstance(text, str):
+    try:
+        text = content.removeprefix(BYTE_ORDER_MARK).decode()
+    except UnicodeDecodeError as error:
+        some = content[error.start : error.start + 4]
+        yield 0, Bad("utf-8", f"byte {error.start} is {some!r}")
+        return
+    if name.endswith(".py"):
         text = text.replace("\r\n", "\n").replace("\r", "\n")
-    yield 0, text if type(text) is Bad else {column: text}
+    yield 0, {column: text}
 
 
-def piece_rows(path: Path, column: str, piece_bytes: int) -> Rows:
-    """Plain text in pieces that end at a blank line, and at any line where none comes.
+def piece_rows(path: Path, name: str, column: str, piece_bytes: int) -> Rows:
+    """Yield plain text in pieces that end at a blank line, and at any line where none comes.
 
     Joined, the pieces are the file, but for a byte-order mark at its start. Raises Broken where it is
     not UTF-8.
@@ -400,7 +484,7 @@ def piece_rows(path: Path, column: str, piece_bytes: int) -> Rows:
     row = size = 0
     piece: list[str] = []
     try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
+        with open_text(path, name) as file:
             while line := file.readline(piece_bytes):
                 piece.append(line)
                 size += len(line.encode())
@@ -409,9 +493,6 @@ def piece_rows(path: Path, column: str, piece_bytes: int) -> Rows:
                     yield row, {column: "".join(piece)}
                     row, size, piece = row + 1, 0, []
     except UnicodeDecodeError:
-        raise Broken(
-            "is not UTF-8",
-            f"Convert it, for example: iconv -f latin1 -t utf-8 {path.name} > utf8-{path.name}",
-        ) from None
+        raise refuse_encoding(path, row) from None
     if piece:
         yield row, {column: "".join(piece)}

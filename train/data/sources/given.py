@@ -1,22 +1,32 @@
-"""The source that DATA stands for: text of one's own, without a declaration.
+"""The files that DATA and declared sources name, and the source that DATA stands for.
 
-    DATA=novel.txt, DATA=~/papers        a file or folder: plain text, JSON lines, Parquet, Arrow
+    DATA=novel.txt, DATA=~/papers        a file or a folder: plain text, JSON lines or arrays, Parquet
+    DATA='papers/*.jsonl.gz'             files that match; text and JSON also in gzip and zstd
     DATA=hf:OWNER/NAME:CONFIG:SPLIT      a data set on the Hugging Face Hub
     DATA=chats.jsonl#body                the column that holds the text, where it must be named
 
-Its column of text is found in each file (formats.py). Plain text is cut into pieces at blank lines,
-and a twentieth of all documents is held out, chosen by a hash of their text (rows.py).
+Each file is listed once, however many links lead to it; pin.py drops copies. Its column of text is
+found in each file (formats.py). Plain text is cut into pieces at blank lines, and a twentieth of all
+documents is held out, chosen by a hash of their text (rows.py).
 """
 
-import codecs
 import dataclasses
+import glob
+import json
 import os
 import re
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from settings import ROOT
-from train.data.sources.content import LFS, foreign, format_of
+from train.data.sources.content import (
+    BYTE_ORDER_MARK,
+    LFS,
+    compression_of,
+    foreign,
+    format_of,
+)
 from train.data.sources.source import CorpusError, Source
 
 HELD_OUT = {"files": 0.05, "hub": 0.01}  # share of documents
@@ -35,7 +45,8 @@ def given_source(data: str, name: str) -> Source:
     place, column = split_column(data)
     if "://" in place:
         raise CorpusError(
-            f"DATA={data}: Must be a file, a folder or hf:OWNER/NAME. Download what is at an address first."
+            f"DATA={data}: Must be a file, a folder, a pattern or hf:OWNER/NAME. Download what is at an "
+            "address first."
         )
     source = Source(
         name,
@@ -91,7 +102,7 @@ def estimate_tokens(names: list[str]) -> int:
 
 
 def is_plain(name: str) -> bool:
-    return format_of(name) in ("", "text", "json")
+    return format_of(name) != "parquet" and not compression_of(name)
 
 
 def find_path(name: str) -> Path:
@@ -112,102 +123,154 @@ def split_column(data: str) -> tuple[str, str]:
     return place, column
 
 
+# ---- Which files
+
+
 def list_files(place: str) -> tuple[list[str], Counter[str]]:
     """List the files that DATA names, sorted, each with its path as it was given.
 
     Links are followed; a file or folder that several paths lead to is taken once, by the first.
 
     Returns:
-        The names, and how many files of a folder are left out, by suffix: those that are no text,
-        no JSON lines and no Parquet, and empty ones. Hidden files and folders are not looked at.
+        The names, and how many files of a folder or pattern are left out, by suffix: those that are
+        no text, no JSON and no Parquet, and empty ones. Hidden files and folders are not looked at.
 
     Raises:
         CorpusError: there is no such file, or no text in it.
     """
     path = find_path(place)
     if path.is_file():
-        if not path.stat().st_size:
-            raise CorpusError(f"DATA={place}: Is empty. Choose a file with text.")
-        if not is_readable(path.name, read_start(path)):
-            raise CorpusError(f"DATA={place}: {explain_unreadable(path)}")
+        if reason := find_reason(path, is_chosen=True):
+            raise CorpusError(f"DATA={place}: {explain_unreadable(path, reason)}")
         return [place], Counter()
-    if not path.is_dir():
-        is_there = (
-            "Is neither a file nor a folder" if path.exists() else "There is no such file or folder"
-        )
-        raise CorpusError(
-            f"DATA={place}: {is_there} ({path}). A data set on the Hugging Face Hub is "
-            "DATA=hf:OWNER/NAME."
-        )
+    if path.is_dir():
+        found = [
+            f"{place.rstrip('/')}/{file.relative_to(path).as_posix()}" for file in walk_files(path)
+        ]
+    else:
+        found = drop_links(expand(place)) if glob.has_magic(place) else []
+        if not found:
+            raise CorpusError(f"DATA={place}: {explain_missing(path)}")
     names = []
     left_out: Counter[str] = Counter()
-    known = {os.path.realpath(path)}
-    for folder, folders, files in os.walk(path, onerror=refuse, followlinks=True):
-        folders[:] = [name for name in sorted(folders) if is_new(folder, name, known)]
-        for file in sorted(files):
-            if not is_new(folder, file, known):
-                continue
-            found = Path(folder, file)
-            if not found.is_file():
-                left_out["broken link" if found.is_symlink() else "no file"] += 1
-                continue
-            start = read_start(found)
-            if is_readable(file, start) and not is_worthless(file, start):
-                names.append(f"{place.rstrip('/')}/{found.relative_to(path).as_posix()}")
-            else:
-                left_out[found.suffix if found.stat().st_size else "empty"] += 1
+    for name in found:
+        if reason := find_reason(find_path(name)):
+            left_out[reason] += 1
+        else:
+            names.append(name)
     if not names:
-        raise CorpusError(
-            f"DATA={place}: The folder holds no plain text in UTF-8, JSON lines, Parquet or Arrow."
-        )
+        raise CorpusError(f"DATA={place}: Holds no {READABLE}.")
     return sorted(names), left_out
 
 
-def is_new(folder: str, name: str, known: set[str]) -> bool:
-    """Tell whether a file or folder is not hidden and no other path led to it before, and note it."""
-    real = os.path.realpath(os.path.join(folder, name))
-    if name.startswith(".") or real in known:
-        return False
-    known.add(real)
-    return True
+READABLE = "plain text in UTF-8, JSON lines, JSON arrays or Parquet"
 
 
-def explain_unreadable(path: Path) -> str:
-    """Say why a file is not read, and what to do."""
-    if path.suffix.lower() in (".csv", ".tsv"):
-        return "Is a table. Convert it to JSON lines."
-    if b"\0" not in read_start(path) and path.suffix.lower() != ".json":
-        return (
-            f"Is not UTF-8. Convert it, for example: iconv -f latin1 -t utf-8 {path.name} > "
-            f"utf8-{path.name}"
-        )
-    return "Must be plain text in UTF-8, JSON lines, Parquet or Arrow. Convert it first."
+def explain_missing(path: Path) -> str:
+    """Say why a path leads to no file, and what to do."""
+    if glob.has_magic(str(path)):
+        return f"No file matches ({path}). Check the pattern, and write it in quotes."
+    if path.exists():
+        is_there = "Is neither a file nor a folder"
+    elif path.is_symlink():
+        is_there = "Is a link that leads nowhere, or in a circle"
+    else:
+        is_there = "There is no such file or folder"
+    return f"{is_there} ({path}). A data set on the Hugging Face Hub is DATA=hf:OWNER/NAME."
 
 
-def refuse(error: OSError) -> None:
-    """Refuse a folder that cannot be listed; os.walk would leave it out."""
-    raise CorpusError(f"DATA: {error.filename}: Cannot be read: {error.strerror}.") from None
+def walk_folders(folder: Path) -> Iterator[tuple[Path, list[str]]]:
+    """Yield a folder and those below it with their files, in order, each folder once; no hidden ones."""
+    known = {os.path.realpath(folder)}
+    for parent, folders, files in os.walk(folder, onerror=refuse, followlinks=True):
+        kept = []
+        for name in sorted(folders):
+            real = os.path.realpath(os.path.join(parent, name))
+            if not name.startswith(".") and real not in known:
+                known.add(real)
+                kept.append(name)
+        folders[:] = kept
+        yield Path(parent), sorted(files)
+
+
+def walk_files(folder: Path) -> list[Path]:
+    """List the files below a folder, each once; no hidden ones."""
+    paths = [
+        os.path.join(parent, name)
+        for parent, files in walk_folders(folder)
+        for name in files
+        if not name.startswith(".")
+    ]
+    return [Path(path) for path in drop_links(paths)]
+
+
+def drop_links(names: Iterable[str]) -> list[str]:
+    """Return the names without those that lead to a file which an earlier one leads to."""
+    first: dict[str, str] = {}
+    for name in names:
+        first.setdefault(os.path.realpath(find_path(name)), name)
+    return list(first.values())
+
+
+def expand(pattern: str) -> list[str]:
+    """Return the files that match a pattern, sorted, as it is written: from ~ or the repository's root on.
+
+    `**` is any number of folders. No folder is entered twice, as glob would do where links lead in a
+    circle.
+    """
+    if pattern.startswith("~/"):
+        home = glob.escape(str(Path.home()))
+        length = len(str(Path.home()))
+        return ["~" + name[length:] for name in expand(home + pattern[1:])]
+    parts = pattern.split("/")
+    if "**" not in parts:
+        names = glob.glob(pattern, root_dir=ROOT)
+        return sorted(name for name in names if (ROOT / name).is_file())
+    at = parts.index("**")
+    rest = parts[at + 1 :] or ["*"]
+    found: set[str] = set()
+    for base in glob.glob("/".join(parts[:at]) + "/", root_dir=ROOT) if at else [""]:
+        for folder, _ in walk_folders(ROOT / base):
+            below = folder.relative_to(ROOT / base).as_posix()
+            start = base if below == "." else f"{base}{below}/"
+            found |= set(expand(glob.escape(start) + "/".join(rest)))
+    return sorted(found)
+
+
+# ---- Which of them hold text
+
+
+def find_reason(path: Path, is_chosen: bool = False) -> str:
+    """Return why a file is not read, as it is counted: its suffix, or "empty"; "" if it is read.
+
+    is_chosen: the user named it, so that a .json file is not only looked at for its text.
+    """
+    if not path.is_file():
+        return "broken link" if path.is_symlink() else "no file"
+    start = read_start(path)
+    if not start:
+        return "empty"
+    is_read = is_readable(path.name, start, is_chosen) and not is_worthless(path.name, start)
+    return "" if is_read else path.suffix or "no suffix"
 
 
 def is_worthless(name: str, start: bytes) -> bool:
-    """Tell whether a text file of a folder is blank or a page for browsers, and not worth a refusal of the folder."""
-    if format_of(name) not in ("", "text"):
+    """Tell whether plain text is blank or a page for browsers, and not worth a refusal of its folder."""
+    if format_of(name) not in ("", "text") or compression_of(name):
         return False
     if not start.strip():
         return len(start) < START_BYTES
     return bool(foreign(start)) and not start.startswith(LFS)
 
 
-def is_readable(name: str, start: bytes) -> bool:
-    """Return whether these first bytes are those of a known format, or of text."""
-    suffix = Path(name).suffix.lower()
-    if suffix == ".json":
-        # One value over the whole file is no JSON lines.
-        start = start.removeprefix(codecs.BOM_UTF8)
-        return start.lstrip()[:1] == b"{" and start.splitlines()[0].strip() != b"{"
-    if format_of(name) not in ("", "text"):
-        return True
-    if suffix in (".csv", ".tsv") or not start or b"\0" in start:
+def is_readable(name: str, start: bytes, is_chosen: bool = False) -> bool:
+    """Tell whether these first bytes are those of a known format, or of text."""
+    kind = format_of(name)
+    if compression_of(name) or kind in ("parquet", "lines"):
+        return kind != ""
+    if kind == "json":
+        return holds_rows(start, is_chosen)
+    if Path(name).suffix.lower() in (".csv", ".tsv") or b"\0" in start:
         return False
     try:
         start.decode()
@@ -215,6 +278,58 @@ def is_readable(name: str, start: bytes) -> bool:
         # The last character may be cut.
         return error.start >= len(start) - 3 and len(start) == START_BYTES
     return True
+
+
+def holds_rows(start: bytes, is_chosen: bool) -> bool:
+    """Tell whether JSON begins like rows of text: objects in lines, or an array of texts or objects.
+
+    One object over the whole file holds no rows. An array that is not chosen, as in a folder of code,
+    must show in its first element that it is text, or conversations.
+    """
+    start = start.removeprefix(BYTE_ORDER_MARK).lstrip()
+    if start[:1] == b"{":
+        return start.splitlines()[0].strip() != b"{"
+    if start[:1] != b"[" or is_chosen:
+        return start[:1] == b"["
+    try:
+        first, _ = json.JSONDecoder().raw_decode(start[1:].decode(errors="replace").lstrip())
+    except (ValueError, RecursionError):
+        return len(start) >= START_BYTES // 2  # the first element goes on
+    if isinstance(first, list):
+        first = next(iter(first), None)
+    if isinstance(first, dict):
+        texts = [value for value in first.values() if isinstance(value, str)]
+        return len(texts) == 1 or bool(ROWS_OF_TEXT & first.keys())
+    return isinstance(first, str)
+
+
+ROWS_OF_TEXT = {"text", "content", "messages", "conversations"}
+
+
+def explain_unreadable(path: Path, reason: str) -> str:
+    """Say why a file is not read, and what to do."""
+    suffix = path.suffix.lower()
+    if reason == "empty":
+        return "Is empty. Choose a file with text."
+    if suffix in (".csv", ".tsv"):
+        return "Is a table. Convert it to JSON lines."
+    if suffix in (".arrow", ".feather"):
+        return "Is Arrow. Convert it to Parquet, for example with to_parquet of datasets or pandas."
+    if suffix == ".json":
+        return (
+            "Is one JSON value without rows. Make it an array of texts or objects, or JSON lines."
+        )
+    if b"\0" not in read_start(path):
+        return (
+            f"Is not UTF-8. Convert it, for example: iconv -f latin1 -t utf-8 {path.name} > "
+            f"utf8-{path.name}"
+        )
+    return f"Must be {READABLE}. Convert it first."
+
+
+def refuse(error: OSError) -> None:
+    """Refuse a folder that cannot be listed; os.walk would leave it out."""
+    raise CorpusError(f"DATA: {error.filename}: Cannot be read: {error.strerror}.") from None
 
 
 def read_start(path: Path) -> bytes:

@@ -10,7 +10,6 @@ pinned() is what reads prepared data: it reads the pin only.
 import dataclasses
 import fnmatch
 import functools
-import glob
 import hashlib
 import json
 import logging
@@ -26,8 +25,7 @@ from typing import Any
 import xxhash
 
 from record.durable import make_printable, write_whole
-from settings import ROOT
-from train.data.sources.given import find_path, list_files
+from train.data.sources.given import READABLE, drop_links, expand, find_path, list_files
 from train.data.sources.hub import ask
 from train.data.sources.source import CorpusError, Source, is_validation
 
@@ -161,7 +159,7 @@ def read(s: Source, path: Path) -> Pinned:
             File(str(name), int(size), str(digest)) for name, size, digest in content["files"]
         )
         return Pinned(s, str(content["revision"]), files, content.get("held_out", ""))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CorpusError(
             f"{path}: not the pin of a source ({error!r}); delete it and run: make data"
         ) from None
@@ -253,36 +251,67 @@ def local_pin(s: Source, folder: Path) -> Pinned:
             most = left_out.most_common(5)
             kinds = ", ".join(f"{number} {make_printable(kind)}" for kind, number in most)
             log.warning(
-                "DATA=%s: left out files that are not text, JSON lines, Parquet or Arrow (%d): %s",
+                "DATA=%s: left out files that are not %s (%d): %s",
                 make_printable(s.place),
+                READABLE,
                 left_out.total(),
                 kinds,
             )
     else:
         names = expanded(s)
-    files = hashed(names, folder / f"hashes-{s.identity}.json")
+    earlier = earlier_files(s, folder)
+    there = [file.name for file in earlier if find_path(file.name).is_file()]
+    every = hashed(sorted({*names, *there}), folder / f"hashes-{s.identity}.json")
+    files = drop_copies(s, [file for file in every if file.name in set(names)])
+    if set(earlier) <= set(every) and {each.digest for each in earlier} == {
+        each.digest for each in files
+    }:
+        # An earlier version read copies too. The shards that it made stay valid.
+        files = earlier
     content = xxhash.xxh3_128(json.dumps([dataclasses.astuple(file) for file in files]).encode())
     return Pinned(s, f"local-{content.hexdigest()}", files)
 
 
+def earlier_files(s: Source, folder: Path) -> tuple[File, ...]:
+    """Return the files that a source was pinned to before; none where it was not, or by a damaged pin."""
+    try:
+        return read(s, pin_path(s, folder)).files
+    except CorpusError:
+        return ()
+
+
+def drop_copies(s: Source, files: list[File]) -> tuple[File, ...]:
+    """Return the files without those that are equal to an earlier one: text counts once."""
+    first: dict[str, File] = {}
+    for file in files:
+        first.setdefault(file.digest, file)
+    copies = [file for file in files if first[file.digest] is not file]
+    if copies:
+        log.warning(
+            "%s: left out copies of other files (%d), for example %s, which equals %s",
+            s.name,
+            len(copies),
+            make_printable(copies[0].name),
+            make_printable(first[copies[0].digest].name),
+        )
+    return tuple(first.values())
+
+
 def expanded(s: Source) -> list[str]:
-    """The names of the files that the globs of a source match, sorted, each once and as it was given."""
+    """Return the names of the files that the patterns of a source match, sorted, each as it was given.
+
+    A file that several links lead to is taken once, by the first name.
+    """
     names: set[str] = set()
     for pattern in s.files:
-        base = str(Path("~").expanduser()) if pattern.startswith("~/") else ""
-        whole = base + pattern[1:] if base else pattern
-        found = [
-            name
-            for name in glob.glob(whole, root_dir=ROOT, recursive=True)
-            if (ROOT / name).is_file()
-        ]
+        found = expand(pattern)
         if not found:
             raise CorpusError(
-                f"{s.name}: no file matches {pattern!r} (looked for {ROOT / whole}); check files in the "
-                "declaration of the source"
+                f"{s.name}: no file matches {pattern!r} (looked for {find_path(pattern)}); check files in "
+                "the declaration of the source"
             )
-        names |= {"~" + name[len(base) :] if base else name for name in found}
-    return sorted(names)
+        names.update(found)
+    return drop_links(sorted(names))
 
 
 def local_path(s: Source, name: str) -> Path:

@@ -1,15 +1,18 @@
-"""Rows to documents, in a fixed order, from any place on; what is wrong is refused or dropped by this rule.
+"""Rows to documents, in a fixed order, from any place on. What is wrong is refused or dropped.
 
-What is wrong with a file is refused: an error page or a git-lfs pointer instead of it, another format than its name
-says, a gzip, zstd, parquet or Arrow file that is truncated or damaged, half a last line of JSON, a column that it
-does not have (for JSON lines: that none of the first 100 objects has) or that holds something else than text. The
-error names the file, the row as far as reading got, and the remedy; nothing behind it is read.
+What is wrong with a file is refused: an error page or a git-lfs pointer, another format than its name
+says, a file that is truncated or damaged, half a last line, a column that it does not have (for JSON:
+that none of the first 100 objects has) or that holds something else than text. The error names the
+file, the line or row, and the remedy; nothing after it is read.
 
-What is wrong with a row is dropped, named and counted by reason (REASONS). A file of at least 100 rows of which more
-than the source's `max_dropped` were dropped is refused at its end: most often a column was renamed.
+What is wrong with a row is dropped, named and counted by reason (REASONS). A file of which at least
+100 rows were read, and more than the source's `max_dropped` of them dropped, is refused at its end:
+most often a column was renamed.
 
-The text is taken as it is, but for a byte-order mark at the start of a file. A .txt file is one document, named like
-the file. Elsewhere the `id` column names a document, and "FILE:ROW" does where there is none.
+The text is taken as it is, but for a byte-order mark at the start of a file. A plain text file of a
+declared source is one document, named like the file. Elsewhere the `id` column names a document, and
+"FILE:ROW" does where there is none. Documents of DATA are named by the hash of their text, so that
+equal texts are held out together.
 """
 
 import dataclasses
@@ -18,6 +21,7 @@ import hashlib
 import logging
 import string
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from record.durable import make_printable
@@ -28,7 +32,6 @@ from train.data.sources.formats import (
     UNREADABLE,
     Bad,
     Broken,
-    Skipped,
     find_text_column,
     read,
 )
@@ -84,45 +87,22 @@ class Dropped:
 
 
 def documents(pinned: Pinned, files: Files, at: Cursor = START) -> Iterator[Document | Dropped]:
-    """The rows of a source from a place on, in the order of its files. Raises CorpusError."""
+    """Yield the rows of a source from a place on, in the order of its files. Raises CorpusError."""
     check_formats(pinned)
-    pieces = piece_bytes(pinned) if pinned.source.place else 0
     column = ""
     for number in range(at.file, len(pinned.files)):
         path = files.path(number)
         files.prefetch(number + 1)
         start = at.row if number == at.file else 0
-        reading = Reading(pinned.source, pinned.files[number].name, number)
+        reading = Reading(pinned, number)
         try:
-            source = reading.s
-            if source.place and source.text and format_of(reading.name) in ("", "text"):
-                raise Broken("is plain text and has no columns", f"Remove #{source.text}")
-            if not source.text:
-                text = find_text_column(path, reading.name, source.place)
-                source = dataclasses.replace(source, text=text)
-                reading.take_source(source)
-                if text != column and format_of(reading.name) not in ("", "text"):
-                    say_column(reading.name, text)
-                column = text
-            for row, value in read(
-                path,
-                reading.name,
-                source.columns,
-                bool(source.template),
-                source.id,
-                start,
-                pieces,
-            ):
-                item = reading.take(row, value)
-                if item and row >= start:
-                    yield item
-            reading.finish()
+            column = reading.choose_column(path, column)
+            yield from reading.read(path, start)
         except Broken as broken:
-            raise reading.refusal(str(broken), broken.remedy) from None
+            raise reading.refusal(str(broken), broken.remedy, broken.row) from None
         except UNREADABLE as error:
-            raise reading.refusal(
-                f"damaged or truncated ({' '.join(str(error).split())})"
-            ) from error
+            what = f"damaged or truncated ({' '.join(str(error).split())})"
+            raise reading.refusal(what, row=reading.rows) from error
         files.done(number)
 
 
@@ -138,107 +118,140 @@ def piece_bytes(pinned: Pinned) -> int:
 
 
 def check_formats(pinned: Pinned) -> None:
-    """Raises CorpusError if a file cannot be read, by its name."""
-    if pinned.source.place and pinned.source.kind == "files":
+    """Raise CorpusError if a file cannot be read, by its name."""
+    source = pinned.source
+    if source.place and source.kind == "files":
         return  # every file was looked at when the source was pinned
-    embedded = pinned.source.kind == "stdlib"
-    readable = [suffix for suffix in FORMATS if embedded or suffix not in EMBEDDED_ONLY]
+    readable = [
+        suffix for suffix in FORMATS if source.kind == "stdlib" or suffix not in EMBEDDED_ONLY
+    ]
     for file in pinned.files:
-        if not format_of(file.name) or not file.name.lower().endswith(tuple(readable)):
+        if not file.name.lower().endswith(tuple(readable)):
             raise CorpusError(
-                f"{file.name}: not a kind of file that {pinned.source.name} can be read from; there are: "
-                f"{', '.join(readable)}. {pinned.source.remedies['format']}."
+                f"{file.name}: not a kind of file that {source.name} can be read from; there are: "
+                f"{', '.join(readable)}. {source.remedies['format']}."
             )
 
 
 class Reading:
-    """What is known of a file while its rows are read: how many there were, how many were dropped."""
+    """What is known of a file while its rows are read."""
 
-    def __init__(self, s: Source, name: str, number: int):
-        self.name, self.number = name, number
-        self.row = self.rows = self.dropped = self.objects = 0
-        self.has: dict[str, None] = {}  # the columns of the first objects
-        self.why = ""  # the last row was dropped
-        self.take_source(s)
+    def __init__(self, pinned: Pinned, number: int):
+        self.pinned, self.number = pinned, number
+        self.source = pinned.source
+        self.name = pinned.files[number].name
+        self.is_text = format_of(self.name) in ("", "text")
+        self.rows = 0  # up to the one that is read next, from the start of the file
+        self.count = self.dropped = self.objects = 0
+        self.unseen = set(self.source.columns)  # columns that no object had so far
+        self.columns: dict[str, None] = {}  # of the first objects
+        self.first_drop = 0, ""  # the row that was dropped first, and why
 
-    def take_source(self, s: Source) -> None:
-        """Read by this declaration."""
-        self.s = s
-        self.unseen = set(s.columns)
+    def choose_column(self, path: Path, before: str) -> str:
+        """Find the column of text where none is named, and return it. before: that of the last file."""
+        source = self.source
+        if source.place and source.text and self.is_text:
+            raise Broken("is plain text and has no columns", f"Remove #{source.text}")
+        if source.text:
+            return before
+        column = find_text_column(path, self.name, source.place)
+        self.source = dataclasses.replace(source, text=column)
+        self.unseen = {column}
+        if column != before and not self.is_text:
+            say_column(self.name, column)
+        return column
 
-    def take(self, row: int, value: dict[str, Any] | Bad | Skipped) -> Document | Dropped | None:
-        """The document of a row, or why there is none; None for rows that were skipped."""
-        self.row = row
-        if isinstance(value, Skipped):
-            self.rows += value.rows
-            self.dropped += value.nulls
-            return None
-        self.rows += 1
-        made: tuple[str, str] | Bad
+    def read(self, path: Path, start: int) -> Iterator[Document | Dropped]:
+        """Yield what becomes of the rows from `start` on. Raises Broken."""
+        source = self.source
+        pieces = piece_bytes(self.pinned) if source.place else 0
+        for row, value in read(
+            path, self.name, source.columns, bool(source.template), source.id, start, pieces
+        ):
+            item = self.take(row, value)
+            self.rows = row + 1
+            if row >= start:
+                yield item
+        self.finish()
+
+    def take(self, row: int, value: dict[str, Any] | Bad) -> Document | Dropped:
+        """Return the document of a row, or why there is none."""
+        self.count += 1
+        at = Cursor(self.number, row)
         if isinstance(value, dict):
             if self.unseen:
-                self.look_for_columns(value)
-            made = text_of(self.s, value, self.name, row)
+                self.look_for_columns(row, value)
+            made = text_of(self.source, value, self.name, row)
         else:
             made = value
         if isinstance(made, Bad):
+            if not self.dropped:
+                self.first_drop = row, made.what
             self.dropped += 1
-            self.why = made.what
-            return Dropped(made.reason, Cursor(self.number, row), made.what)
+            return Dropped(made.reason, at, made.what)
         name, text = made
-        if self.s.place:
+        if self.source.place:
             name = hashlib.sha256(text.encode()).hexdigest()  # so the text decides what is held out
-        return Document(name, text, Cursor(self.number, row))
+        return Document(name, text, at)
 
-    def look_for_columns(self, value: Mapping[str, Any]) -> None:
-        """Raises Broken if a column is in none of the first objects."""
+    def look_for_columns(self, row: int, value: Mapping[str, Any]) -> None:
+        """Raise Broken if a column is in none of the first objects."""
         self.objects += 1
         self.unseen -= value.keys()
-        self.has |= dict.fromkeys(list(value)[:20])
+        self.columns |= dict.fromkeys(list(value)[:20])
         if self.unseen and self.objects >= ENOUGH_ROWS:
-            self.no_column()
+            self.refuse_columns(row)
 
-    def no_column(self) -> None:
+    def refuse_columns(self, row: int | None = None) -> None:
         raise Broken(
-            f"no column {min(self.unseen)!r} in {self.objects} rows; they have: {', '.join(self.has)}",
+            f"no column {min(self.unseen)!r} in {self.objects} rows; they have: "
+            f"{', '.join(self.columns)}",
             "column",
+            row,
         )
 
     def finish(self) -> None:
-        """Raises Broken if the whole file was not what it should be."""
+        """Raise Broken if the whole file was not what it should be."""
         if self.unseen and self.objects:
-            self.no_column()
-        if self.s.place and self.rows == self.dropped > 0:
-            raise Broken(f"has no text in its {self.rows:,} rows ({self.why})", "Leave it out")
-        if self.rows >= ENOUGH_ROWS and self.dropped > self.s.max_dropped * self.rows:
+            self.refuse_columns()
+        row, why = self.first_drop
+        if self.source.place and self.count == self.dropped > 0:
+            raise Broken(f"has no text in its {self.count:,} rows ({why})", "Leave it out", row)
+        most = self.source.max_dropped
+        if self.count >= ENOUGH_ROWS and self.dropped > most * self.count:
             raise Broken(
-                f"{self.dropped} of {self.rows} rows had to be dropped, more than max_dropped = "
-                f"{self.s.max_dropped:g} of them",
+                f"{self.dropped} of {self.count} rows had to be dropped, more than max_dropped = "
+                f"{most:g} of them ({why})",
                 "rows",
+                row,
             )
 
-    def refusal(self, what: str, remedy: str = "") -> CorpusError:
-        """The error for the file as far as it was read. Rows are counted from 1, as editors count lines."""
-        again = "hub" if self.s.kind == "hub" else "files"  # on the hub its bytes are so
-        remedy = self.s.remedies.get(remedy or again, remedy)
-        row = "line" if format_of(self.name).startswith("json") else "row"
-        place = f", at {row} {self.row + 1}" if self.row else ""
-        return CorpusError(f"{self.name} of {self.s.name}{place}: {what}. {remedy}.")
+    def place(self, row: int) -> str:
+        """Name a row as an editor counts: FILE:LINE, or FILE: row N where a row is no line."""
+        if format_of(self.name) == "lines":
+            return f"{self.name}:{row + 1}"
+        return f"{self.name}: row {row + 1}"
+
+    def refusal(self, what: str, remedy: str = "", row: int | None = None) -> CorpusError:
+        """Return the error for the file, or for a row of it."""
+        source = self.source
+        again = "hub" if source.kind == "hub" else "files"  # on the Hub its bytes are like this
+        remedy = source.remedies.get(remedy or again, remedy)
+        place = self.name if row is None else self.place(row)
+        return CorpusError(f"{place} of {source.name}: {what}. {remedy}.")
 
 
-def text_of(s: Source, value: dict[str, Any], file: str, row: int) -> tuple[str, str] | Bad:
-    """(name, text) of a row, or what is wrong with it."""
-    text: Any
-    if s.template:
-        text = filled(s.template, value)
-        if isinstance(text, Bad):
-            return text
-    else:
-        text = value.get(s.text)
+def text_of(source: Source, value: dict[str, Any], file: str, row: int) -> tuple[str, str] | Bad:
+    """Return (name, text) of a row, or what is wrong with it."""
+    text = fill(source.template, value) if source.template else value.get(source.text)
+    if isinstance(text, Bad):
+        return text
     if text is None:
-        return Bad("null", f"column {s.text!r} is {'null' if s.text in value else 'absent'}")
+        how = "null" if source.text in value else "absent"
+        return Bad("null", f"column {source.text!r} is {how}")
     if type(text) is not str:
-        return Bad("type", f"column {s.text!r} is {type(text).__name__}: {str(text)[:40]!r}")
+        kind = type(text).__name__
+        return Bad("type", f"column {source.text!r} is {kind}: {str(text)[:40]!r}")
     if not text or text.isspace():
         return Bad("empty", f"{len(text)} characters of white space" if text else "no characters")
     if "\0" in text:
@@ -247,7 +260,7 @@ def text_of(s: Source, value: dict[str, Any], file: str, row: int) -> tuple[str,
         return Bad("surrogate", f"character {half} of {len(text)} is {text[half]!r}")
     if len(text) > LONGEST_TEXT // 4 and len(text.encode()) > LONGEST_TEXT:
         return Bad("long", f"{len(text)} characters")
-    name = value.get(s.id)
+    name = value.get(source.id)
     if type(name) is not str and name is not None:
         name = str(name)
     if not name or (not name.isascii() and half_pair(name) >= 0):
@@ -256,7 +269,7 @@ def text_of(s: Source, value: dict[str, Any], file: str, row: int) -> tuple[str,
 
 
 def half_pair(text: str) -> int:
-    """The place of the first lone surrogate, or -1."""
+    """Return the place of the first lone surrogate, or -1."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -289,8 +302,8 @@ class Unfit(Exception):
 FILLER = Filler()
 
 
-def filled(template: str, value: dict[str, Any]) -> str | Bad:
-    """The text that a template makes of a row, or a Bad."""
+def fill(template: str, value: dict[str, Any]) -> str | Bad:
+    """Return the text that a template makes of a row, or what is wrong with it."""
     try:
         return FILLER.vformat(template, (), value)
     except Unfit as unfit:

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from train.data.data_paths import core_bundle_path
-from train.data.sources.fetch import looks_like
+from train.data.sources.content import looks_like
 from train.data.sources.pin import digest_of
 from train.evaluate.core.download import download_file
 from train.evaluate.core.metric import MODELS

@@ -7,7 +7,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from train.data.sources.fetch import foreign
+from train.data.sources.content import foreign
 from train.data.sources.hub import PASSES, SILENCE_S
 from train.evaluate.core.tasks import CoreError
 

@@ -1,16 +1,16 @@
 """train/data/sources/formats.py and rows.py: what is wrong with a file is refused, by name, row and remedy."""
 
-import gzip
 import random
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.ipc
+import pyarrow.parquet as pq
 import pytest
 
 from tests.train.data.sources.test_rows import (
     ROWS,
     SUFFIXES,
+    compressed,
     dropped,
     encoded,
     lines,
@@ -19,8 +19,9 @@ from tests.train.data.sources.test_rows import (
     source,
     texts,
 )
-from train.data.sources import fetch
-from train.data.sources.rows import Cursor, documents
+from train.data.sources import fetch, formats, pin
+from train.data.sources.given import given_source
+from train.data.sources.rows import Cursor, Document, documents
 from train.data.sources.source import CorpusError
 
 PAGE = b"<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>".ljust(278)
@@ -47,56 +48,18 @@ def test_a_file_that_is_something_else_is_named(
 
 
 @pytest.mark.fault(11)
-@pytest.mark.parametrize(
-    "suffix", ["parquet", "arrow", "feather", "jsonl.gz", "json.gz", "jsonl.zst"]
-)
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl.gz", "json.gz", "jsonl.zst"])
 def test_a_file_that_is_cut_anywhere_is_refused(tmp_path: Path, suffix: str) -> None:
     content = encoded(
         [row | {"noise": random.Random(i).random()} for i, row in enumerate(ROWS)], suffix
     )
     n = len(content)
-    batch_ends = [n - 8] if suffix == "arrow" else []  # a stream without its end mark
-    for cut in [0, 1, 3, 5, 20, n // 4, n // 2, 3 * n // 4, n - 9, n - 4, n - 1, *batch_ends]:
+    for cut in [0, 1, 3, 5, 20, n // 4, n // 2, 3 * n // 4, n - 9, n - 4, n - 1]:
         folder = tmp_path / str(cut)
         message = refused(source(folder, {f"a.{suffix}": content[:cut]}))
-        assert message.startswith(f"{folder}/a.{suffix} of papers"), message
+        assert message.startswith(f"{folder}/a.{suffix}"), message
         assert "truncated" in message or cut < 10, message
     assert len(read(source(tmp_path, {f"a.{suffix}": content}))) == len(ROWS)
-
-
-@pytest.mark.fault(11)
-@pytest.mark.parametrize("offsets", [[0, 10**6, 4], [0, -3, 4], [4, 2, 4]])
-def test_arrow_text_that_points_outside_of_its_file_is_refused(
-    tmp_path: Path, offsets: list[int]
-) -> None:
-    buffers = [None, pa.array(offsets, pa.int32()).buffers()[1], pa.py_buffer(b"text")]
-    column = pa.Array.from_buffers(pa.string(), 2, buffers)
-    for k, (array, keys) in enumerate(
-        [(column, {}), (pa.StructArray.from_arrays([column], ["en"]), {"template": "{text[en]}"})]
-    ):
-        wrong = pa.RecordBatch.from_arrays([array], ["text"])
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, wrong.schema) as writer:
-            writer.write_batch(wrong)
-        assert "damaged or truncated" in refused(
-            source(tmp_path, {f"{k}.arrow": sink.getvalue().to_pybytes()}, **keys)
-        )
-
-
-@pytest.mark.fault(11)
-def test_a_stream_that_is_cut_between_batches_is_refused(tmp_path: Path) -> None:
-    table = pa.Table.from_pylist(ROWS)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table, max_chunksize=30)
-    stream = pa.ipc.open_stream(sink.getvalue())
-    first = pa.BufferOutputStream()
-    with pa.ipc.new_stream(first, table.schema) as writer:
-        writer.write_batch(stream.read_next_batch())
-    whole = sink.getvalue().to_pybytes()
-    cut = len(first.getvalue().to_pybytes()) - 8
-    assert pa.ipc.open_stream(whole[:cut]).read_all().num_rows == 30  # to Arrow it looks well
-    assert "truncated Arrow stream" in refused(source(tmp_path, {"a.arrow": whole[:cut]}))
 
 
 @pytest.mark.fault(11)
@@ -128,19 +91,12 @@ def test_half_a_last_line_is_refused_behind_the_whole_ones(
     tmp_path: Path, suffix: str, end: bytes
 ) -> None:
     content = b'{"text": "whole"}\n{"text": "whole"}\n' + end
-    sink = pa.BufferOutputStream()
-    with pa.CompressedOutputStream(sink, "zstd") as stream:
-        stream.write(content)
-    whole = {
-        "jsonl": content,
-        "jsonl.gz": gzip.compress(content),
-        "jsonl.zst": sink.getvalue().to_pybytes(),
-    }[suffix]
-    p = source(tmp_path, {f"a.{suffix}": whole})
+    p = source(tmp_path, {f"a.{suffix}": compressed(content, suffix)})
     found = documents(p, fetch.Files(p, tmp_path))
     assert [next(found).at.row, next(found).at.row] == [0, 1]
     with pytest.raises(
-        CorpusError, match=r"at line 2: half a last line, it ends with b'.*Get it again"
+        CorpusError,
+        match=r"a\.jsonl\S*:3 of papers: half a last line, it ends with b'.*Get it again",
     ):
         next(found)
 
@@ -152,19 +108,135 @@ def test_a_last_line_without_its_end_is_whole_when_its_object_is(tmp_path: Path)
     assert read(source(tmp_path, {"a.jsonl": b""})) == []
 
 
+ARRAYS = [
+    (b'[{"text": "a"}, {"text": "b"}]', ["a", "b"]),
+    (b'\xef\xbb\xbf [\n  "a"\n ,\n"b\\n"\n]\n\n', ["a", "b\n"]),
+    (b'[["a", "b"], "c"]', ["a\n\nb", "c"]),
+    (b'[{"text": "' + b"a" * 5000 + b'"}, {"text": "b"}]', ["a" * 5000, "b"]),
+    (b"[" + b", ".join(b'"%d"' % n for n in range(999)) + b"]", [str(n) for n in range(999)]),
+    (b'["a", "b"]\n["c"]\n', ["a\n\nb", "c"]),
+    (b"[ ]", []),
+]
+
+
+@pytest.mark.parametrize(("content", "expected"), ARRAYS)
+@pytest.mark.parametrize("suffix", ["json", "json.gz", "json.zst"])
+def test_an_array_over_the_whole_file_is_its_elements(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, content: bytes, expected: list
+) -> None:
+    for size in (7, 2**20):  # of what is read at once
+        monkeypatch.setattr(formats, "BUFFER_BYTES", size)
+        p = source(tmp_path, {f"a.{suffix}": compressed(content, suffix)})
+        found = read(p)
+        assert [item.text for item in found if isinstance(item, Document)] == expected
+        assert [item.at.row for item in found] == list(range(len(expected)))
+        assert read(p, Cursor(0, 1)) == found[1:]
+
+
 @pytest.mark.parametrize(
-    "content",
-    [b'[{"text": "a"}]', b'[\n{"text": "a"},\n{"text": "b"}\n]\n', b'{\n "text": "a"\n}\n'],
+    ("name", "content", "said"),
+    [
+        (
+            "a.json",
+            b'{\n "text": "a"\n}\n',
+            "a.json of papers: one JSON object over the whole file",
+        ),
+        (
+            "a.jsonl",
+            b'[\n{"text": "a"}\n]',
+            "a.jsonl of papers: one JSON array over the whole file",
+        ),
+        ("a.json", b'[{"text": "a"}, {"text": "b', "a.json: row 2 of papers: half an array"),
+        (
+            "a.json",
+            b'["a", "b" "c", "d", "e", "f", "g"]',
+            "a.json: row 2 of papers: not valid JSON",
+        ),
+        (
+            "a.json",
+            b'["a", nil, "d", "e", "f", "g", "h"]',
+            "a.json: row 2 of papers: not valid JSON",
+        ),
+        ("a.json", b'["a",\n"b"]\n["c"]', "a.json: row 3 of papers: more than one JSON value"),
+        ("a.json", b'["a", "\xff"]', "a.json: row 1 of papers: is not UTF-8. Convert it"),
+        (
+            "a.json",
+            b'["a", ' + b"[" * 100_000,
+            "a.json: row 2 of papers: an element that is nested",
+        ),
+    ],
 )
-def test_json_that_is_not_in_lines_is_told_so(tmp_path: Path, content: bytes) -> None:
-    assert (
-        "one JSON value over the whole file, not one object a line. Convert it to JSON lines"
-        in refused(source(tmp_path, {"a.json": content}))
-    )
+def test_json_that_is_not_rows_is_refused_with_its_place(
+    tmp_path: Path, name: str, content: bytes, said: str
+) -> None:
+    assert said in refused(source(tmp_path, {name: content}))
+
+
+def test_lines_of_texts_and_arrays_are_rows_where_the_first_one_is(tmp_path: Path) -> None:
+    content = b'["a", "b"]\n"c"\n{"text": "d"}\n7\n'
+    found = read(source(tmp_path, {"a.jsonl": content}))
+    assert [item.text for item in found if isinstance(item, Document)] == ["a\n\nb", "c", "d"]
+    assert dropped(found) == [("not json", 3)]
+    found = read(source(tmp_path, {"b.jsonl": b'{"text": "d"}\n' + content}))
+    assert dropped(found) == [("not json", 1), ("not json", 2), ("not json", 4)]
 
 
 @pytest.mark.fault(11)
-@pytest.mark.parametrize("suffix", ["jsonl", "parquet", "arrow", "feather"])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"compression": "zstd"},
+        {"use_dictionary": False, "column_encoding": {"text": "DELTA_BYTE_ARRAY"}},
+    ],
+)
+def test_parquet_that_multiplies_a_text_is_decoded_row_by_row(tmp_path: Path, keys: dict) -> None:
+    text = "word " * 100_000
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": [text] * 1024, "id": ["x"] * 1024}), path, **keys)
+    assert path.stat().st_size < 2**20
+    with formats.open_parquet(path) as file:
+        group, schema = file.metadata.row_group(0), file.schema_arrow
+        assert formats.count_batch_rows(group, schema, ["text"]) <= 16  # 8 MiB, and not 512
+        assert formats.count_batch_rows(group, schema, ["id"]) == formats.BATCH_ROWS
+    before = pa.total_allocated_bytes()
+    for _, value in formats.read(path, path.name, ("text",), False, "id", 0):
+        assert value == {"text": text, "id": "x"}
+        assert pa.total_allocated_bytes() - before < 2**25
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view(), "dictionary"])
+def test_text_of_every_arrow_type_is_read(tmp_path: Path, kind: object) -> None:
+    plain = pa.array(["a", None, "naïve"])
+    column = plain.dictionary_encode() if kind == "dictionary" else plain.cast(kind)
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table({"text": column}), sink)
+    found = read(source(tmp_path, {"a.parquet": sink.getvalue().to_pybytes()}))
+    assert [item.text for item in found if isinstance(item, Document)] == ["a", "naïve"]
+    assert dropped(found) == [("null", 1)]
+
+
+def test_dates_that_python_has_not_are_dropped_or_not_looked_at(tmp_path: Path) -> None:
+    table = pa.table(
+        {
+            "text": ["a", "b"],
+            "day": pa.array([1, 2**31 - 1], pa.date32()),
+            "time": pa.array([2**62, 1], pa.timestamp("us")),
+        }
+    )
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    content = {"a.parquet": sink.getvalue().to_pybytes()}
+    assert len(texts(read(source(tmp_path, content)))) == 2
+    given = given_source(str(tmp_path / "a.parquet"), "mine")
+    assert len(texts(read(pin.pin(given, tmp_path / "given")))) == 2
+    for column, row in (("day", 1), ("time", 0)):
+        found = read(source(tmp_path, content, template="{text} {" + column + "}"))
+        assert ("type", row) in dropped(found)
+        assert "that Python has not" in found[row].what
+
+
+@pytest.mark.fault(11)
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 def test_a_column_that_is_not_there_is_named_with_those_that_are(
     tmp_path: Path, suffix: str
 ) -> None:
@@ -182,7 +254,7 @@ def test_a_column_that_is_not_there_is_named_with_those_that_are(
 
 def test_a_column_that_no_line_has_is_found_out_after_a_hundred(tmp_path: Path) -> None:
     of = [{"body": "x"}] * 100 + [{"text": "x"}] * 900
-    assert "at line 100: no column 'text' in 100 rows; they have: body" in refused(
+    assert "a.jsonl:100 of papers: no column 'text' in 100 rows; they have: body" in refused(
         source(tmp_path, {"a.jsonl": lines(of)})
     )
     p = source(tmp_path, {"a.jsonl": lines(of[1:])})
@@ -191,7 +263,7 @@ def test_a_column_that_no_line_has_is_found_out_after_a_hundred(tmp_path: Path) 
     assert read(p, Cursor(0, 50)) == whole[50:]
 
 
-@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+@pytest.mark.parametrize("suffix", ["parquet"])
 def test_a_column_of_another_type_is_refused(tmp_path: Path, suffix: str) -> None:
     assert " of papers: column 'text' is int64, not text" in refused(
         source(tmp_path, {f"a.{suffix}": encoded([{"text": 1}], suffix)})
@@ -201,10 +273,10 @@ def test_a_column_of_another_type_is_refused(tmp_path: Path, suffix: str) -> Non
 
 
 def test_a_file_that_cannot_be_read_is_refused_by_its_name(tmp_path: Path) -> None:
-    for name in ("a.csv", "a.jsonl.bz2", "a.py", "jsonl"):
+    for name in ("a.csv", "a.arrow", "a.txt.bz2", "a.jsonl.bz2", "a.py", "jsonl"):
         message = refused(source(tmp_path, {name: b"x"}))
         assert (
-            f"{name}: not a kind of file that papers can be read from; there are: .parquet, .arrow"
+            f"{name}: not a kind of file that papers can be read from; there are: .parquet, .jsonl"
             in message
         )
         assert ".py" not in message.split("there are")[1]
@@ -213,7 +285,6 @@ def test_a_file_that_cannot_be_read_is_refused_by_its_name(tmp_path: Path) -> No
 def test_another_format_than_the_name_says_is_refused(tmp_path: Path) -> None:
     for suffix, said in (
         ("parquet", "not parquet"),
-        ("arrow", "not Arrow"),
         ("jsonl.gz", "not gzip"),
         ("jsonl.zst", "not zstd"),
     ):

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
+from tests.train.data.sources.test_rows import compressed
 from train.data.sources.fetch import Files
 from train.data.sources.formats import find_text_column
 from train.data.sources.given import given_source, list_files
@@ -102,7 +103,10 @@ def test_a_folder_gives_its_text_and_names_what_it_leaves_out(
         ".py": 1,
         "empty": 1,
     }
-    assert "left out files that are not text, JSON lines, Parquet or Arrow (7): " in caplog.text
+    assert (
+        "left out files that are not plain text in UTF-8, JSON lines, JSON arrays or Parquet (7): "
+        in caplog.text
+    )
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
@@ -200,7 +204,7 @@ def test_a_column_that_is_not_plain_is_asked_for(
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"\x89PNG\0", "Must be plain text in UTF-8, JSON lines, Parquet or Arrow"),
+        (b"\x89PNG\0", "Must be plain text in UTF-8, JSON lines, JSON arrays or Parquet"),
         (b"", "Is empty."),
         (b"caf\xe9 " * 10, "Is not UTF-8. Convert it, for example: iconv -f latin1 -t utf-8 notes"),
         (
@@ -218,14 +222,16 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path, content: bytes, said:
 def test_what_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
     assert "There is no such file or folder" in refusal(tmp_path / "nothing.txt", tmp_path / "data")
     (tmp_path / "empty").mkdir()
-    assert "The folder holds no plain text" in refusal(tmp_path / "empty", tmp_path / "data")
+    assert "Holds no plain text" in refusal(tmp_path / "empty", tmp_path / "data")
     assert "There is no such user" in refusal("~nobody-is-here/x", tmp_path / "data")
     assert "Is neither a file nor a folder" in refusal("/dev/null", tmp_path / "data")
     assert "Use DATA=FILE#COLUMN." in refusal("#", tmp_path / "data")
     (tmp_path / "a.csv").write_text("a,b\n")
     assert "Convert it to JSON lines." in refusal(tmp_path / "a.csv", tmp_path / "data")
     assert "Must be hf:OWNER/NAME" in refusal("hf:TinyStories", tmp_path / "data")
-    assert "Must be a file, a folder or hf:" in refusal("https://a.b/c.txt", tmp_path / "data")
+    assert "Must be a file, a folder, a pattern or hf:" in refusal(
+        "https://a.b/c.txt", tmp_path / "data"
+    )
 
 
 def test_a_column_that_is_named_must_be_there_and_hold_text(tmp_path: Path) -> None:
@@ -313,3 +319,74 @@ def test_a_data_set_of_the_hub_is_named_with_config_split_and_column(
     source = given_source(data, "stories")
     assert (source.kind, source.config, source.split, source.text) == ("hub", config, split, column)
     assert source.repository == data.removeprefix("hf:").split(":")[0].split("#")[0]
+
+
+def test_each_kind_of_text_is_read_from_a_file_a_folder_and_a_pattern(tmp_path: Path) -> None:
+    rows = {
+        "lines.jsonl": b'{"text": "lines"}\n',
+        "arrays.jsonl": b'["arrays"]\n["arrays too"]\n',
+        "array.json": b'[\n "array"\n]',
+        "objects.json": b'[{"text": "objects"}]',
+        "note.txt": b"note",
+        "page.md": b"page",
+    }
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for name, content in rows.items():
+        for suffix in ("", ".gz", ".zst"):
+            more = suffix.encode() if name.endswith((".txt", ".md")) else b""  # no copies
+            (folder / f"{name}{suffix}").write_bytes(compressed(content + more, suffix))
+            _, found = read(folder / f"{name}{suffix}", tmp_path / "data" / name / suffix)
+            assert found[0].text.startswith(name.split(".")[0])
+    pinned, found = read(folder, tmp_path / "data" / "folder")
+    assert len(pinned.files) == 18 and len(found) == 21
+    pinned, found = read(f"{folder}/*.jsonl.gz", tmp_path / "data" / "pattern")
+    assert [document.text for document in found] == ["arrays", "arrays too", "lines"]
+    assert len(read(f"{tmp_path}/**/*.zst", tmp_path / "data" / "deep")[0].files) == 6
+    said = refusal(f"{folder}/*.bz2", tmp_path / "data")
+    assert "No file matches" in said and "write it in quotes" in said
+
+
+def test_conversations_of_nanochat_are_for_fine_tuning(tmp_path: Path) -> None:
+    path = tmp_path / "identity.jsonl"
+    talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+    path.write_text(json.dumps(talk) + "\n")
+    assert f"make finetune DATA={path} MODEL=" in refusal(path, tmp_path / "data")
+    path.rename(tmp_path / "identity.json")
+    path = tmp_path / "identity.json"
+    path.write_text(json.dumps([talk, talk], indent=1))
+    assert f"make finetune DATA={path} MODEL=" in refusal(path, tmp_path / "data")
+
+
+@pytest.mark.parametrize(
+    "content",
+    ['{\n "a": 1\n}', "[1, 2]", "[[1, 2]]", '[{"a": 1}]', '[{"a": "x", "b": "y"}]', "[", "[]", "7"],
+)
+def test_json_without_text_does_not_spoil_its_folder(tmp_path: Path, content: str) -> None:
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("a")
+    (tmp_path / "texts" / "b.json").write_text(content)
+    names, left_out = list_files(str(tmp_path / "texts"))
+    assert names == [f"{tmp_path}/texts/a.txt"] and left_out == {".json": 1}
+    refusal(tmp_path / "texts" / "b.json", tmp_path / "data")  # a sentence
+
+
+def test_a_link_in_a_circle_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").symlink_to(tmp_path / "b.txt")
+    (tmp_path / "b.txt").symlink_to(tmp_path / "a.txt")
+    assert "Is a link that leads nowhere, or in a circle" in refusal(
+        tmp_path / "a.txt", tmp_path / "data"
+    )
+
+
+def test_equal_texts_are_on_one_side_of_the_split(tmp_path: Path) -> None:
+    rows = [{"text": f"text {n}", "id": str(n)} for n in range(500)]
+    write_rows(tmp_path / "a.jsonl", rows)
+    write_rows(tmp_path / "b.parquet", [row | {"id": "other" + row["id"]} for row in rows[::-1]])
+    (tmp_path / "copy").mkdir()
+    (tmp_path / "copy" / "a.jsonl").write_bytes((tmp_path / "a.jsonl").read_bytes())
+    pinned, found = read(tmp_path, tmp_path / "data")
+    assert len(found) == 1000  # the copy is left out
+    held_out = [document.text for document in found if pinned.holds_out(document.name)]
+    trained = {document.text for document in found if not pinned.holds_out(document.name)}
+    assert held_out and not trained & set(held_out)

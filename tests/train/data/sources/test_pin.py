@@ -49,7 +49,6 @@ def test_globs_give_each_file_once_in_order_with_size_and_hash(folder: Path) -> 
 
 def test_names_stay_as_they_were_given(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(folder))
-    monkeypatch.setattr(pin, "ROOT", folder)
     monkeypatch.setattr(given, "ROOT", folder)
     s = Source("papers", "files", 0.2, files=("a/*.jsonl", "~/b.jsonl"))
     p = pin.pin(s, folder / "data")
@@ -333,3 +332,51 @@ def test_the_first_runs_source_leaves_out_tables() -> None:
     for folder in ("encodings/", "pydoc_data/"):
         assert any(name.startswith(folder) for name in names)
     assert {"html/entities.py", "stringprep.py"} <= names
+
+
+@pytest.mark.parametrize(
+    "pattern", ["**/*.txt", "texts/**", "**/texts/**/*.txt", "texts/**/**/*.txt"]
+)
+def test_files_are_read_once_however_links_and_copies_multiply_them(
+    tmp_path: Path, pattern: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    texts = tmp_path / "texts"
+    (texts / "sub").mkdir(parents=True)
+    for name in ("a", "b", "sub/c"):
+        (texts / f"{name}.txt").write_text(name)
+    (texts / "sub" / "copy.txt").write_text("a")
+    (texts / "again").symlink_to(texts)
+    (texts / "sub" / "up").symlink_to(texts)
+    (texts / "linked.txt").symlink_to(texts / "b.txt")
+    (texts / "x.txt").symlink_to(texts / "y.txt")
+    (texts / "y.txt").symlink_to(texts / "x.txt")
+    s = Source("papers", "files", 0.2, files=(f"{tmp_path}/{pattern}",))
+    p = pin.pin(s, tmp_path / "data")
+    contents = [Path(file.name).read_text() for file in p.files]
+    assert sorted(contents) == ["a", "b", "sub/c"]
+    assert "papers: left out copies of other files (1), for example " in caplog.text
+
+
+def test_a_pin_with_copies_of_an_earlier_version_stays(folder: Path) -> None:
+    (folder / "z.jsonl").write_bytes((folder / "b.jsonl").read_bytes())
+    s = papers(folder, "*.jsonl")
+    path = pin.pin_path(s, folder / "data")
+    once = pin.pin(s, folder / "data")
+    extra = dataclasses.replace(once.files[0], name=str(folder / "z.jsonl"))
+    path.write_text(pin.text_of(pin.Pinned(s, "local-before", (*once.files, extra))))
+    kept = pin.pin(s, folder / "data")
+    assert kept.files == (*once.files, extra) and kept.revision != once.revision
+    assert pin.pin(s, folder / "data") == kept
+    (folder / "new.jsonl").write_text("more")
+    again = pin.pin(s, folder / "data")
+    assert [Path(file.name).name for file in again.files] == ["b.jsonl", "new.jsonl"]
+
+
+def test_a_pin_that_is_nested_too_deeply_is_refused(folder: Path) -> None:
+    s = papers(folder, "*.jsonl")
+    pin.pin(s, folder / "data")
+    pin.pin_path(s, folder / "data").write_text("[" * 100_000)
+    with pytest.raises(
+        CorpusError, match=r"not the pin of a source .* delete it and run: make data"
+    ):
+        pin.pinned(s, folder / "data")
