@@ -26,6 +26,8 @@ from train.data.data_paths import source_of
         ("~/My Novels.txt", "my-novels"),
         ("texts/", "texts"),
         ("papers.jsonl.gz#body", "papers"),
+        ("my/Texts/**/*.jsonl.gz", "texts"),
+        ("texts/part-*.jsonl", "part"),
         ("hf:roneneldan/TinyStories", "tinystories"),
         ("hf:a/Wiki_40B:en:train#text", "wiki-40b"),
         ("/data/日本語", "data"),
