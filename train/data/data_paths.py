@@ -48,6 +48,22 @@ def pinned_of(c: Config, name: str) -> Pinned:
     return pinned(source_of(c, name), data_dir(c) / name)
 
 
+class WithoutNearDuplicates(Pinned):
+    """A source whose shards leave out near-duplicates: they lie in a folder of their own."""
+
+    @property
+    def key(self) -> str:
+        return f"{super().key}-without-near-duplicates"
+
+
+def prepared_of(c: Config, name: str) -> Pinned:
+    """A source of the mixture as its shards are made. Raises CorpusError."""
+    p = pinned_of(c, name)
+    if c.near_duplicates == "keep":
+        return p
+    return WithoutNearDuplicates(p.source, p.revision, p.files, p.held_out)
+
+
 def tokenizer_path(c: Config) -> Path:
     """Where the run's tokenizer is, or will be. Raises CorpusError where it is trained on what was not pinned yet."""
     if c.tokenizer != "train" and (path := ROOT / c.tokenizer).suffix == ".json":
@@ -64,7 +80,7 @@ def tokenizer_path(c: Config) -> Path:
 
 def shard_folder(c: Config, name: str, tokenizer_sha256: str) -> Path:
     """Of a source's shards under a tokenizer. Raises CorpusError."""
-    return data_dir(c) / name / pinned_of(c, name).key / tokenizer_sha256[:12]
+    return data_dir(c) / name / prepared_of(c, name).key / tokenizer_sha256[:12]
 
 
 def core_bundle_path(setting: str, folder: Path) -> Path:

@@ -30,12 +30,14 @@ from settings import SettingsError
 from settings.config import Config
 from train.console import for_terminals, start_logging
 from train.data import data_paths
+from train.data.audit.near_duplicates import drop_near_duplicates
 from train.data.data_paths import (
     MANY_EPOCHS,
     data_dir,
     is_enough,
     most_epochs,
     pinned_of,
+    prepared_of,
     repeated,
     shard_folder,
     source_of,
@@ -136,11 +138,21 @@ def source_folder(c: Config, name: str, v: Vocabulary) -> Path:
 
 
 def streams(c: Config, v: Vocabulary) -> bool:
-    """Whether shards are made while the run trains: where DATA_STREAM says so, or a source on the hub has none."""
+    """Whether shards are made while the run trains: where DATA_STREAM says so, or a source on the hub has none.
+
+    Raises DataError where that is so and near-duplicates must be left out.
+    """
     unfinished = [source_of(c, name) for name in c.mixture if not is_finished(c, name, v)]
     if c.data_stream == "auto":
-        return any(s.kind == "hub" for s in unfinished)
-    return c.data_stream == "1" and bool(unfinished)
+        is_streamed = any(s.kind == "hub" for s in unfinished)
+    else:
+        is_streamed = c.data_stream == "1" and bool(unfinished)
+    if is_streamed and c.near_duplicates == "drop":
+        raise DataError(
+            f"NEAR_DUPLICATES=drop: {', '.join(s.name for s in unfinished)} cannot be streamed then. "
+            "Prepare all of it first: make data NEAR_DUPLICATES=drop"
+        )
+    return is_streamed
 
 
 def is_finished(c: Config, name: str, v: Vocabulary) -> bool:
@@ -274,8 +286,12 @@ def refuse_repetition(c: Config, sources: dict[str, ShardSet], begun: bool = Fal
 
 
 def maker_of(c: Config, name: str, v: Vocabulary) -> Maker:
-    p = pinned_of(c, name)
-    return Maker(p, v, source_folder(c, name, v), data_paths.SHARD_TOKENS, files_of(c, p))
+    files = files_of(c, pinned_of(c, name))
+    folder = source_folder(c, name, v)
+    maker = Maker(prepared_of(c, name), v, folder, data_paths.SHARD_TOKENS, files)
+    if c.near_duplicates == "drop":
+        maker.read = drop_near_duplicates
+    return maker
 
 
 def make_source(c: Config, name: str, v: Vocabulary) -> None:
@@ -292,7 +308,7 @@ def make_source(c: Config, name: str, v: Vocabulary) -> None:
         if (
             maker.pinned.source.compressors and not maker.compressed_bpb
         ):  # before the end is written, which is the end
-            maker.compressed_bpb = compressed_bpb(maker.pinned, maker.files)
+            maker.compressed_bpb = compressed_bpb(maker)
         for k in maker.absent():
             log.info("source %s: making shard %d again, which is not there", name, k)
             maker.remake(k)
@@ -318,12 +334,12 @@ def make_source(c: Config, name: str, v: Vocabulary) -> None:
         log.info("  dropped: %s, row %d: %s", file, example["row"] + 1, example["what"])
 
 
-def compressed_bpb(p: Pinned, files: Files) -> dict[str, float]:
+def compressed_bpb(maker: Maker) -> dict[str, float]:
     """Bits per byte that general compressors need for the held-out documents, all in one file."""
     held_out = b"".join(
         item.text.encode()
-        for item in documents(p, files)
-        if isinstance(item, Document) and p.holds_out(item.name)
+        for item in maker.read(maker.pinned, maker.files)
+        if isinstance(item, Document) and maker.pinned.holds_out(item.name)
     )
     return (
         {

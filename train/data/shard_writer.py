@@ -115,6 +115,7 @@ class Maker:
     ):
         self.pinned, self.v, self.folder, self.shard_tokens = pinned, v, folder, shard_tokens
         self.files, self.progress = files, progress
+        self.read = documents  # what gives the rows of the source from a place on
         self.pending = {split: Pending(v) for split in SPLITS}
         self.seals: list[Seal] = []
         self.next: Cursor = Cursor(0, 0)
@@ -192,7 +193,7 @@ class Maker:
 
         def texts() -> Iterator[str]:
             drops = Drops()
-            for item in documents(self.pinned, self.files, at):
+            for item in self.read(self.pinned, self.files, at):
                 if isinstance(item, Dropped):
                     drops.add(item, self.pinned.files[item.at.file].name)
                     continue

@@ -1,201 +1,143 @@
-"""The report of report.py as lines for a terminal of 100 columns, and what it warns of."""
+"""The report of report.py for a terminal of 80 columns and 40 lines, and its warnings."""
 
+import itertools
+import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from train.data.audit.overlap import GRAM, SHORTEST
+from record.durable import make_printable
 
-COLUMNS = 100
-SHOWN = 300  # characters of a window or of shared text; the JSON has all
-MEANS_NOTHING = 0.1  # share of a task's rows
+COLUMNS = 80
+MOST_SOURCES = 3  # that are shown; report.json has all
+MOST_WARNINGS = 5
+SEQUENCES = 2
+MEANS_NOTHING = 0.1  # share of a task's questions
+MANY_NEAR = 0.05  # share of the training tokens
+SHOWN_QUANTILES = {"0": "min", "10": "10%", "50": "median", "90": "90%", "99": "99%", "100": "max"}
 
-
-def amount(tokens: int, of: int) -> str:
-    """'50.0M of 650.0M tokens'."""
-    if of < 10_000_000:
-        return f"{tokens:,} of {of:,} tokens"
-    return f"{tokens / 1e6:,.1f}M of {of / 1e6:,.1f}M tokens"
-
-
-def plain(text: str) -> str:
-    """The text with whatever is no printing character escaped: a terminal obeys some of those."""
-    return "".join(ch if ch.isprintable() else ch.encode("unicode_escape").decode() for ch in text)
+Report = dict[str, Any]
 
 
-def folded(text: str, indent: int) -> Iterator[str]:
-    """Lines of at most COLUMNS characters, broken at a blank where there is one in the last fifth of a line."""
-    width = COLUMNS - indent
-    while len(text) > width:
-        blank = text.rfind(" ", width * 4 // 5, width + 1)
-        yield " " * indent + text[: blank if blank > 0 else width]
-        text = text[blank + 1 if blank > 0 else width :]
-    yield " " * indent + text
-
-
-def shown(text: str, indent: int) -> Iterator[str]:
-    """The first SHOWN characters of a text."""
-    return folded(plain(text[:SHOWN]) + (" ..." if len(text) > SHOWN else ""), indent)
-
-
-def listed(parts: list[str], first: str) -> Iterator[str]:
-    """`first` and the parts, with commas, broken between parts; later lines are indented by two."""
-    line = first
-    for k, part in enumerate(parts):
-        piece = part + ("," if k < len(parts) - 1 else "")
-        if len(line) + 1 + len(piece) > COLUMNS and line.strip():
-            yield line
-            line = "   "
-        line += " " + piece
-    yield line
-
-
-# ---------------------------------------------------------------------------------------------------
-
-
-def warnings(report: dict[str, Any]) -> list[str]:
-    """What a reader should not miss, a sentence each."""
-    said = []
+def list_warnings(report: Report) -> list[str]:
+    """List what a reader should not miss, a sentence each."""
+    shared = []
     for name, compared in report["compared"].items():
-        least = "" if compared["tokens"] >= compared["of_tokens"] else "at least "
-        for task, found in compared["tasks"].items():
-            if not (touched := found["rows_touched"]):
-                continue
-            share = touched / found["rows"]
-            what = (
-                "results on it mean nothing"
-                if share >= MEANS_NOTHING
-                else f"results on it may be {100 * share:.2g} points too good"
-            )
-            if least and share < MEANS_NOTHING:
-                what += ", or more"
-            said.append(
-                f"{name} shares {GRAM}-grams with {least}{touched:,} of {found['rows']:,} questions of "
-                f"{task}: {what}"
-            )
+        for task, counts in compared["tasks"].items():
+            share = counts["rows_touched"] / counts["rows"]
+            if share:
+                shared.append((share, describe_shared(name, compared, task, counts)))
+    shared.sort(key=lambda item: -item[0])
+    warnings = [sentence for _, sentence in shared]
     for name, source in report["sources"].items():
-        if inside := source["validation_in_train"]:
+        copied = max(source["validation_in_train"], source["validation_near_train"])
+        if copied:
             held_out = source["splits"]["validation"]["documents"]
-            said.append(
-                f"{name}: {inside:,} of {held_out:,} validation documents are in train too: its validation "
-                "loss is too good"
+            warnings.append(
+                f"{name}: {copied:,} of {held_out:,} validation documents are equal to one in train, "
+                "or nearly so. The validation loss is too good."
+            )
+        if source["splits"]["train"]["near_duplicates"]["token_share"] >= MANY_NEAR:
+            warnings.append(
+                f"{name}: Near-duplicates are repeated text. To leave them out: make data "
+                "NEAR_DUPLICATES=drop"
             )
     for pair in report["in_two_sources"]:
-        (one, other), (there, back) = pair["sources"], pair["documents"]
-        said.append(
-            f"{one} and {other} share documents: {there:,} of {one} are in {other}, {back:,} of {other} in "
-            f"{one}; they are trained on for both weights"
+        one, other = pair["sources"]
+        there, back = pair["documents"]
+        warnings.append(
+            f"{one} and {other} share documents: {there:,} of {one} are in {other}, {back:,} of "
+            f"{other} in {one}. They are trained on for both weights."
         )
-    return said
+    return warnings
 
 
-def lines(report: dict[str, Any]) -> Iterator[str]:
-    for name, source in report["sources"].items():
-        yield from of_source(name, source, report)
-    yield from of_tasks(report)
-    yield ""
-    if report["warnings"]:
-        yield "Warnings"
-        for warning in report["warnings"]:
-            head, *rest = folded(warning, 4)
-            yield f"  - {head[4:]}"
-            yield from rest
+def describe_shared(name: str, compared: Report, task: str, counts: Report) -> str:
+    """Say what it means that a source has text of a task."""
+    share = counts["rows_touched"] / counts["rows"]
+    at_least = "" if compared["tokens"] == compared["of_tokens"] else "at least "
+    if share >= MEANS_NOTHING:
+        meaning = "Results on it mean nothing."
     else:
-        yield "No warnings."
+        meaning = f"Results on it may be {at_least}{100 * share:.2g} points too good."
+    questions = f"{at_least}{counts['rows_touched']:,} of {counts['rows']:,} questions of {task}"
+    return f"{name} shares 13-grams with {questions}. {meaning}"
 
 
-def of_source(name: str, source: dict[str, Any], report: dict[str, Any]) -> Iterator[str]:
-    yield f"==== {name} ".ljust(COLUMNS, "=")
-    yield from folded(f"{source['folder']} (revision {source['revision'][:12]})", 2)
-    yield f"  {'':12}{'documents':>12}{'tokens':>17}{'bytes/token':>13}{'duplicates':>13}{'of tokens':>11}"
-    for split, of in source["splits"].items():
-        ratio = f"{of['bytes_per_token']:.3f}" if of["bytes_per_token"] is not None else "n/a"
-        yield (
-            f"  {split:12}{of['documents']:>12,}{of['tokens']:>17,}{ratio:>13}"
-            f"{of['duplicates']['documents']:>13,}{of['duplicates']['token_share']:>11.2%}"
-        )
-    for split, of in source["splits"].items():
-        if worst := of["duplicates"]["worst"]:
-            yield f"  most often in {split}, {worst['count']:,} times:"
-            yield from shown(worst["text"], 4)
-    yield f"  validation documents that are in train too: {source['validation_in_train']:,}"
+def render(report: Report) -> Iterator[str]:
+    """Write the report as lines."""
+    sources = dict(itertools.islice(report["sources"].items(), MOST_SOURCES))
+    yield from render_sources(sources, len(report["sources"]))
     yield ""
-    first, *_ = source["splits"].values()
-    yield "  length, tokens" + "".join(f"{q + '%':>9}" for q in first["length_quantiles"])
-    for split, of in source["splits"].items():
-        yield f"  {split:14}" + "".join(
-            f"{'n/a' if n is None else format(n, ','):>9}" for n in of["length_quantiles"].values()
-        )
+    yield from render_compared(report)
     yield ""
-    yield from of_dropped(source)
-    for split, of in source["splits"].items():
-        yield ""
-        yield from folded(
-            f"{len(of['windows'])} windows of {report['seq_len']:,} tokens, {name} {split}, drawn "
-            f"with SEED={report['seed']}; {SHOWN} characters of each",
-            2,
-        )
-        for number, window in enumerate(of["windows"], 1):
-            less = f", {window['tokens']:,} tokens" if window["tokens"] < report["seq_len"] else ""
-            yield f"  {number:2}  {window['shard']} from token {window['token']:,} on{less}"
-            yield from shown(window["text"], 6)
+    name, source = next(iter(sources.items()))
+    yield f"Random sequences of {name}"
+    for sequence in source["splits"]["train"]["windows"][:SEQUENCES]:
+        yield from wrap(make_printable(sequence["text"][: 2 * COLUMNS]), "  | ")
     yield ""
+    warnings = report["warnings"]
+    yield count_shown("Warnings", len(warnings), MOST_WARNINGS) if warnings else "No warnings."
+    for warning in warnings[:MOST_WARNINGS]:
+        yield from wrap(warning, "  - ")
 
 
-def of_dropped(source: dict[str, Any]) -> Iterator[str]:
-    dropped = {reason: of for reason, of in source["dropped"].items() if of["documents"]}
-    total = sum(of["documents"] for of in dropped.values())
-    yield f"  dropped: {total:,} of {source['documents_read']:,} documents read"
-    for reason, of in dropped.items():
-        places = [plain(f"{e['file']} row {e['row']}") for e in of["examples"]]
-        yield from listed(places, f"    {reason}: {of['documents']:,}" + ("; at" if places else ""))
+def render_sources(sources: Report, number: int) -> Iterator[str]:
+    """Write counts, lengths and dropped rows of sources. number: how many there are in all."""
+    title = count_shown("Source", number, MOST_SOURCES)
+    yield f"{title:25}{'documents':>12}{'tokens':>16}{'duplicates':>11}{'near-duplicates':>16}"
+    for name, source in sources.items():
+        for split, counts in source["splits"].items():
+            equal = counts["duplicates"]["token_share"]
+            near = counts["near_duplicates"]["token_share"]
+            size = f"{counts['documents']:>12,}{counts['tokens']:>16,}"
+            yield f"{name[:13]:14}{split:11}{size}{equal:>11.2%}{near:>16.2%}"
+    yield "Duplicates: share of the tokens. The first document of its kind is not counted."
+    yield ""
+    headings = "".join(f"{heading:>9}" for heading in SHOWN_QUANTILES.values())
+    yield f"{'Tokens per document':25}{headings}"
+    for name, source in sources.items():
+        lengths = source["splits"]["train"]["length_quantiles"]
+        yield f"{name[:24]:25}" + "".join(f"{lengths[key]:>9,}" for key in SHOWN_QUANTILES)
+    yield ""
+    for name, source in sources.items():
+        counts = {reason: dropped["documents"] for reason, dropped in source["dropped"].items()}
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in counts.items() if count)
+        total = f"{sum(counts.values()):,} of {source['documents_read']:,}"
+        yield f"Dropped rows of {name}: {total} ({reasons or 'none'})"[:COLUMNS]
 
 
-def of_tasks(report: dict[str, Any]) -> Iterator[str]:
-    yield "==== evaluation tasks ".ljust(COLUMNS, "=")
-    if not report["tasks"]:
-        yield "  compared with none. Give a folder or a .zip of tasks (*.jsonl) to find text that both have:"
-        yield "  make data-report CORE_BUNDLE=folder"
-        return
-    yield f"  {GRAM} words in a row, without case and punctuation, that a row of a task and a source both have"
-    short = {name: task for name, task in report["tasks"].items() if task["short"]}
-    if short:
-        yield ""
-        yield (
-            f"  short: no string of the row has {GRAM} words; it is compared as a whole, with fewer than {SHORTEST} "
-            "not"
-        )
-        width = max(len("task"), *map(len, short))
-        yield f"    {'task':{width}}{'rows':>9}{'short':>9}{'not compared':>15}"
-        for name, task in short.items():
-            yield f"    {name:{width}}{task['rows']:>9,}{task['short']:>9,}{task['incomparable']:>15,}"
-    for name, compared in report["compared"].items():
-        yield ""
-        rate = compared["text_bytes"] / 1e6 / max(compared["seconds"], 1e-9)
-        yield (
-            f"  {name}: compared {amount(compared['tokens'], compared['of_tokens'])}, "
-            f"{compared['text_bytes'] / 1e6:,.1f} MB in {compared['seconds']:.1f} s "
-            f"({rate:.1f} MB/s on {compared['cores']} core{'s' * (compared['cores'] > 1)})"
-        )
-        if compared["tokens"] < compared["of_tokens"]:
-            yield "    evenly spread over its documents"
-        touched = {task: of for task, of in compared["tasks"].items() if of["rows_touched"]}
-        if touched:
-            yield from touched_table(touched)
-        if clean := [task for task in compared["tasks"] if task not in touched]:
-            yield from listed(clean, "    shares nothing with:")
+def render_compared(report: Report) -> Iterator[str]:
+    """Write how much was compared."""
+    shared = [
+        counts["rows_touched"] > 0
+        for compared in report["compared"].values()
+        for counts in compared["tasks"].values()
+    ]
+    if shared:
+        found = f"{sum(shared):,} with 13-grams that are in a source"
+        yield f"Evaluation tasks: {len(report['tasks']):,} compared, {found}"
+    else:
+        yield "Evaluation tasks: none compared. Try: make data-report CORE_BUNDLE=path/to/tasks"
+    tokens, of_tokens = (
+        sum(compared[key] for compared in report["compared"].values())
+        for key in ("tokens", "of_tokens")
+    )
+    if tokens < of_tokens:
+        yield f"Compared with tasks and each other: {tokens:,} of {of_tokens:,} tokens"
 
 
-def touched_table(touched: dict[str, dict[str, Any]]) -> Iterator[str]:
-    width = max(len("task"), *map(len, touched))
-    yield f"    {'task':{width}}{'rows touched':>14}{'of':>9}{'':>8}{GRAM:>9}-grams{'of':>12}"
-    for task, of in sorted(
-        touched.items(), key=lambda entry: -entry[1]["rows_touched"] / entry[1]["rows"]
-    ):
-        yield (
-            f"    {task:{width}}{of['rows_touched']:>14,}{of['rows']:>9,}{of['rows_touched'] / of['rows']:>8.1%}"
-            f"{of['grams_found']:>15,}{of['grams']:>12,}"
-        )
-        for example in of["examples"]:
-            yield from shown(
-                f"row {example['row']}, {example['words']} words: {example['text']}", 6
-            )
+def count_shown(title: str, number: int, most: int) -> str:
+    """Return a title that says how many of its rows are not shown."""
+    return f"{title} ({most} of {number:,})" if number > most else title
+
+
+def wrap(text: str, first: str) -> list[str]:
+    """Wrap a text to two lines. first: what stands before it on the first one."""
+    return textwrap.wrap(
+        text,
+        COLUMNS,
+        initial_indent=first,
+        subsequent_indent=" " * len(first),
+        max_lines=2,
+        placeholder=" ...",
+    )

@@ -1,4 +1,4 @@
-"""train/data/audit/report.py and report_text.py: each figure against one that plain Python counts from the documents' ids."""
+"""train/data/audit/report.py, scan.py and report_text.py: each figure against one that plain Python counts from the documents' ids."""
 
 import collections
 import dataclasses
@@ -16,8 +16,9 @@ import pytest
 from settings import ROOT
 from settings.config import Config
 from train.data import prepare, tokenizer
-from train.data.audit import report, report_text
-from train.data.audit.report import Documents
+from train.data.audit import report, report_text, scan
+from train.data.audit.near_duplicates import SeenKeys, compute_keys
+from train.data.audit.words import hash_documents
 from train.data.manifest import SPLITS, Seal, manifest_of
 from train.data.shards import ShardSet, write_shard
 from train.data.tokenizer import Vocabulary
@@ -107,67 +108,37 @@ def config(tmp_path: Path) -> Config:
     ).derived()
 
 
-@pytest.fixture(params=[2**20, 7])
-def hashed_at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "HASHED_AT_ONCE", request.param)
+@pytest.fixture(params=[2**19, 50])
+def part_tokens(request, monkeypatch):
+    monkeypatch.setattr(scan, "PART_TOKENS", request.param)
 
 
-def made(
-    c: Config, v: Vocabulary, sources: dict[str, ShardSet], monkeypatch: pytest.MonkeyPatch
-) -> dict:
-    """The report of these sources."""
-    monkeypatch.setattr(prepare, "vocabulary", lambda c: v)
-    monkeypatch.setattr(prepare, "open_sources", lambda c, v: sources)
-    return report.make(c)
+@pytest.fixture
+def make(config, vocabulary, monkeypatch):
+    """Makes the report of these sources."""
+
+    def make(sources, v=vocabulary, **changes):
+        monkeypatch.setattr(prepare, "vocabulary", lambda c: v)
+        monkeypatch.setattr(prepare, "open_sources", lambda c, v: sources)
+        changes = {"core_bundle": "none"} | changes
+        return report.make_report(dataclasses.replace(config, **changes))
+
+    return make
 
 
-def read(v: Vocabulary, shards: ShardSet) -> dict[str, Documents]:
-    return {split: report.read_documents(shards, split, v.end_of_text) for split in SPLITS}
+@pytest.fixture
+def shards_of(tmp_path, vocabulary):
+    """Makes a source of texts."""
+    return lambda texts, name="a": shard_set(tmp_path / name, vocabulary, texts)
 
 
 # ---- Documents
 
 
-@pytest.mark.usefixtures("hashed_at_once")
-def test_equal_documents_and_no_others_have_equal_hashes(
-    tmp_path: Path, vocabulary: Vocabulary
-) -> None:
-    """Whatever is hashed at once, and where in a shard a document lies; permuted tokens are another document."""
-    rng = random.Random(1)
-    texts = some_texts(rng)
-    texts["train"][1] = ["red green blue", "green red blue", "red", "red red", "red red red"]
-    docs = read(vocabulary, shard_set(tmp_path / "a", vocabulary, texts))
-    hashes = np.concatenate([docs[split].hashes for split in SPLITS])
-    ids = [tuple(vocabulary.encode(t)) for split in SPLITS for t in flat(texts, split)]
-    assert len(hashes) == len(ids)
-    assert (
-        len(set(hashes.tolist()))
-        == len(set(ids))
-        == len(set(zip(hashes.tolist(), ids, strict=True)))
-        < len(ids)
-    )
-    assert np.concatenate([docs[s].lengths for s in SPLITS]).tolist() == [1 + len(i) for i in ids]
-
-
-def test_no_order_and_no_length_of_tokens_hashes_as_another() -> None:
-    documents = [
-        (0, *tokens) for n in range(7) for tokens in itertools.product((1, 2, 3, 65535), repeat=n)
-    ]
-    hashes, lengths = report.hash_documents(
-        np.array(list(itertools.chain(*documents)), dtype=np.uint16), 0
-    )
-    assert len(set(hashes.tolist())) == len(hashes) == len(documents) == 5461
-    assert lengths.tolist() == list(map(len, documents))
-
-
-@pytest.mark.usefixtures("hashed_at_once")
-def test_figures_are_those_of_plain_counting(
-    config: Config, tmp_path: Path, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("part_tokens")
+def test_figures_are_those_of_plain_counting(make, shards_of, vocabulary):
     texts = some_texts(random.Random(2))
-    source = made(
-        config, vocabulary, {"a": shard_set(tmp_path / "a", vocabulary, texts)}, monkeypatch
-    )["sources"]["a"]
+    source = make({"a": shards_of(texts)})["sources"]["a"]
     for split in SPLITS:
         documents, found = flat(texts, split), source["splits"][split]
         lengths = [1 + len(vocabulary.encode(t)) for t in documents]
@@ -189,13 +160,9 @@ def test_figures_are_those_of_plain_counting(
     assert source["validation_in_train"] == sum(t in train for t in flat(texts, "validation")) > 3
 
 
-def test_a_source_without_repetition_has_none(
-    config: Config, tmp_path: Path, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shards = shard_set(
-        tmp_path / "a", vocabulary, {"train": [["red green"]], "validation": [["blue"]]}
-    )
-    found = made(config, vocabulary, {"a": shards}, monkeypatch)
+def test_permuted_tokens_are_another_document(make, shards_of):
+    texts = {"train": [["red green", "green red", "red", "red red"]], "validation": [["blue"]]}
+    found = make({"a": shards_of(texts)})
     for split in SPLITS:
         assert found["sources"]["a"]["splits"][split]["duplicates"] == {
             "documents": 0,
@@ -207,278 +174,247 @@ def test_a_source_without_repetition_has_none(
     assert found["warnings"] == [] == found["in_two_sources"]
 
 
-def test_documents_of_two_sources_are_counted_on_both_sides(
-    config: Config, tmp_path: Path, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    a: Texts = {"train": [["red", "red", "blue", "stone"]], "validation": [["green"]]}
-    b: Texts = {"train": [["river", "green"]], "validation": [["red", "é"]]}
-    other: Texts = {"train": [["stone red"]], "validation": [["blue red"]]}
-    sources = {
-        name: shard_set(tmp_path / name, vocabulary, texts)
-        for name, texts in (("a", a), ("b", b), ("other", other))
-    }
-    found = made(config, vocabulary, sources, monkeypatch)
+def test_documents_of_two_sources_are_counted_on_both_sides(make, shards_of):
+    a = {"train": [["red", "red", "blue", "stone"]], "validation": [["green"]]}
+    b = {"train": [["river", "green"]], "validation": [["red", "é"]]}
+    other = {"train": [["stone red"]], "validation": [["blue red"]]}
+    texts = {"a": a, "b": b, "other": other}
+    found = make({name: shards_of(texts[name], name) for name in texts})
     assert found["in_two_sources"] == [{"sources": ["a", "b"], "documents": [3, 2]}]
     assert [w for w in found["warnings"] if "3 of a are in b, 2 of b in a" in w]
 
 
-def test_a_shard_whose_documents_are_not_those_of_its_header_is_refused(
-    tmp_path: Path, vocabulary: Vocabulary
-) -> None:
-    shards = shard_set(
-        tmp_path / "a", vocabulary, {"train": [["red", "blue"]], "validation": [["green"]]}
-    )
-    with pytest.raises(report.DataError, match=r"train_00000\.bin.*2 documents"):
-        report.read_documents(shards, "train", end_of_text=int(shards.tokens("train", 0)[1]))
+def edited(rng, document):
+    words = document.split()
+    words[rng.randrange(len(words))] = "other"
+    return " ".join(words)
 
 
-# ---- Windows
+@pytest.fixture
+def near_texts():
+    """Half of the documents are edited copies of earlier ones."""
+    rng = random.Random(8)
+    documents = [text(rng, 60, 90) for _ in range(40)]
+    documents += [edited(rng, rng.choice(documents)) for _ in range(40)]
+    return {"train": [documents[:30], documents[30:70]], "validation": [documents[70:]]}
 
 
-def test_windows_are_the_shards_text_at_places_that_the_seed_decides(
-    config: Config, tmp_path: Path, vocabulary: Vocabulary
-) -> None:
-    shards = shard_set(tmp_path / "a", vocabulary, some_texts(random.Random(4)))
-    windows = report.windows(config, vocabulary, "a", shards, "train")
-    assert windows == report.windows(config, vocabulary, "a", shards, "train")
-    assert windows != report.windows(
-        dataclasses.replace(config, seed=1), vocabulary, "a", shards, "train"
-    )
-    assert len(windows) == 10 == len({(w["shard"], w["token"]) for w in windows})
-    files = [info.file for info in shards.shards["train"]]
-    for window in windows:
-        k = files.index(window["shard"])
-        ids = shards.tokens("train", k)[window["token"] : window["token"] + 32]
-        assert len(ids) == window["tokens"] == min(32, shards.shards["train"][k].tokens)
-        assert window["text"] == vocabulary.decode(ids.tolist())
+@pytest.mark.usefixtures("part_tokens")
+def test_near_duplicates_are_counted_as_in_preparation(make, shards_of, vocabulary, near_texts):
+    source = make({"a": shards_of(near_texts)})["sources"]["a"]
+    keys = {split: compute_keys(hash_documents(flat(near_texts, split))) for split in SPLITS}
+    for split in SPLITS:
+        documents = flat(near_texts, split)
+        lengths = np.array([1 + len(vocabulary.encode(t)) for t in documents])
+        is_near = SeenKeys().add(keys[split])
+        assert source["splits"][split]["near_duplicates"] == {
+            "documents": is_near.sum(),
+            "tokens": lengths[is_near].sum(),
+            "token_share": lengths[is_near].sum() / lengths.sum(),
+        }
+    assert source["splits"]["train"]["near_duplicates"]["documents"] > 15
+    seen = SeenKeys()
+    seen.add(keys["train"])
+    assert source["validation_near_train"] == seen.find(keys["validation"]).sum() > 5
 
 
-def test_windows_reach_every_place_of_every_shard(
-    config: Config, tmp_path: Path, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(report, "WINDOWS", 10**6)
-    shards = shard_set(tmp_path / "a", vocabulary, some_texts(random.Random(4)))
-    windows = report.windows(
-        dataclasses.replace(config, seq_len=700), vocabulary, "a", shards, "train"
-    )
-    places = [
-        (i.file, start)
-        for i in shards.shards["train"]
-        for start in range(max(1, i.tokens - 700 + 1))
-    ]
-    assert len(places) > 100
-    assert [(w["shard"], w["token"]) for w in windows] == places
+def test_of_a_large_source_every_nth_shard_is_compared(make, shards_of, monkeypatch, tmp_path):
+    """Counts and exact duplicates are of all of it."""
+    rng = random.Random(3)
+    question = " ".join(str(rng.randrange(10**6)) for _ in range(20))
+    (tmp_path / "task.jsonl").write_text(json.dumps([question]))
+    monkeypatch.setattr(scan, "MOST_DOCUMENTS", 4)
+    for place, touched in ((0, 1), (1, 0), (2, 1), (3, 0)):
+        shards = [["one two"], ["one two"], ["three four"], ["one two"], ["one two"]]
+        shards[place] = [question]
+        source = shards_of({"train": shards, "validation": [["blue"]]}, f"at {place}")
+        sources = {"a": source}
+        found = make(sources, core_bundle=str(tmp_path / "task.jsonl"))
+        compared = found["compared"]["a"]
+        assert compared["tasks"]["task"]["rows_touched"] == touched
+        assert compared["of_tokens"] == sum(source.total(split, "tokens") for split in SPLITS)
+        assert 0 < compared["tokens"] < compared["of_tokens"]
 
 
-# ---- What is compared with tasks
-
-
-@pytest.mark.parametrize("piece", [2**16, 50])
-def test_all_tokens_are_compared_once_and_a_share_is_spread_evenly(
-    tmp_path: Path, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch, piece: int
-) -> None:
-    monkeypatch.setattr(report, "PIECE", piece)
-    monkeypatch.setattr(report, "SEAM", 0)
-    monkeypatch.setattr(report, "SCANNED_AT_ONCE", 500)
-    monkeypatch.setattr(report, "DOCUMENTS_AT_ONCE", 16)
-    rng = random.Random(5)
-    texts: Texts = {
-        "train": [[text(rng, 3, 200) for _ in range(n)] for n in (90, 1, 50)],
-        "validation": [[text(rng) for _ in range(30)]],
-    }
-    shards = shard_set(tmp_path / "a", vocabulary, texts)
-    docs, end = read(vocabulary, shards), vocabulary.end_of_text
-    everything = [
-        int(i)
-        for split in SPLITS
-        for k in range(len(shards.shards[split]))
-        for i in shards.tokens(split, k)
-        if i != end
-    ]
-    taken = list(report.spread(shards, docs, end, 0))
-    assert [int(i) for _, ids in taken for i in ids if i != end] == everything
-    assert sum(tokens for tokens, _ in taken) == len(everything) + sum(
-        map(len, (d.hashes for d in docs.values()))
-    )
-    assert len(taken) > 5 and all(ids[0] == end for _, ids in taken)
-
-    limit = len(everything) // 4
-    part = list(report.spread(shards, docs, end, limit))
-    assert 0.7 * limit < sum(tokens for tokens, _ in part) < 1.3 * limit
-    if piece == 2**16:  # whole documents: every fourth, from the first to the last
-        ids = [int(i) for _, chunk in part for i in chunk]
-        documents = [
-            vocabulary.decode(list(run))
-            for is_end, run in itertools.groupby(ids, lambda i: i == end)
-            if not is_end
-        ]
-        every = flat(texts, "train") + flat(texts, "validation")
-        share = limit / sum(shards.total(split, "tokens") for split in SPLITS)
-        assert documents == [
-            t for k, t in enumerate(every) if math.ceil((k + 1) * share) > math.ceil(k * share)
-        ]
-        assert documents[0] == every[0] and abs(len(documents) - share * len(every)) <= 1
-
-
-def test_a_gram_is_found_wherever_a_long_document_is_cut(
-    config: Config, tmp_path: Path, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(report, "PIECE", 40)
-    words = [f"w{i}" for i in range(300)]
+def test_a_run_of_words_is_found_wherever_a_long_document_is_cut(
+    make, shards_of, tmp_path, monkeypatch
+):
+    """And its near-duplicates by its beginning."""
+    monkeypatch.setattr(scan, "PART_TOKENS", 600)
+    words = [f"w{i}" for i in range(900)]
     (tmp_path / "task.jsonl").write_text(json.dumps({"q": " ".join(words)}) + "\n")
-    shards = shard_set(
-        tmp_path / "a", vocabulary, {"train": [[" ".join(words)]], "validation": [["green"]]}
-    )
-    c = dataclasses.replace(config, core_bundle=str(tmp_path / "task.jsonl"))
-    found = made(c, vocabulary, {"a": shards}, monkeypatch)["compared"]["a"]["tasks"]["task"]
-    assert found["grams_found"] == found["grams"] == 288
-    assert found["examples"] == [{"row": 1, "words": 300, "text": " ".join(words)}]
+    documents = ["red stone", " ".join(words), "blue river", " ".join(words) + " end"]
+    shards = shards_of({"train": [documents], "validation": [["green"]]})
+    found = make({"a": shards}, core_bundle=str(tmp_path / "task.jsonl"))
+    shared = found["compared"]["a"]["tasks"]["task"]
+    assert shared["grams_found"] == shared["grams"] == 888
+    assert shared["examples"] == [{"row": 1, "words": 900, "text": " ".join(words)}]
+    assert found["sources"]["a"]["splits"]["train"]["near_duplicates"]["documents"] == 1
 
 
-# ---- What is said
+@pytest.mark.parametrize("seam", [0, 9])
+def test_a_shard_is_split_between_documents(monkeypatch, seam):
+    monkeypatch.setattr(scan, "PART_TOKENS", 10)
+    monkeypatch.setattr(scan, "SEAM_TOKENS", seam)
+    rng = random.Random(1)
+    for _ in range(300):
+        bounds = np.cumsum([0, *rng.choices([1, 3, 7, 10, 11, 25, 40], k=rng.randint(1, 9))])
+        ranges = list(scan.split_tokens(bounds))
+        begins = [begin for begin, _ in ranges]
+        ends = [*begins[1:], bounds[-1]]
+        assert begins[0] == 0
+        for begin, (_, stop), end in zip(begins, ranges, ends, strict=True):
+            inside = end not in bounds
+            assert 0 < end - begin <= 10 and stop == end + (seam if inside else 0)
+            assert not inside or begin in bounds or not set(bounds) & set(range(begin, end))
 
 
-def overlapping(
-    config: Config,
-    folder: Path,
-    v: Vocabulary,
-    monkeypatch: pytest.MonkeyPatch,
-    tokens: int = 10**9,
-) -> dict:
-    """A source that holds 8 of the 9 questions of one task, 1 of the 40 of another and none of a third."""
+# ---- Sequences
+
+
+def test_sequences_are_the_shards_text_at_places_that_the_seed_decides(
+    config, make, shards_of, vocabulary
+):
+    shards = shards_of(some_texts(random.Random(4)))
+
+    def draw(**changes):
+        return make({"a": shards}, **changes)["sources"]["a"]["splits"]["train"]["windows"]
+
+    sequences = draw()
+    assert sequences == draw() != draw(seed=1)
+    assert len(sequences) == 10 == len({(w["shard"], w["token"]) for w in sequences})
+    files = [info.file for info in shards.shards["train"]]
+    for sequence in sequences:
+        k = files.index(sequence["shard"])
+        ids = shards.tokens("train", k)[sequence["token"] :][:32]
+        assert len(ids) == sequence["tokens"]
+        assert sequence["text"] == vocabulary.decode(ids.tolist())
+
+
+def test_sequences_begin_anywhere(shards_of, vocabulary):
+    shards = shards_of(some_texts(random.Random(4)))
+    places = [(i.file, start) for i in shards.shards["train"] for start in range(i.tokens)]
+    found = [
+        report.read_sequence(vocabulary, shards, "train", position, 5)
+        for position in range(len(places))
+    ]
+    assert [(w["shard"], w["token"]) for w in found] == places
+
+
+# ---- The screen
+
+
+@pytest.fixture
+def overlapping(config, make, shards_of, tmp_path):
+    """Reports a source that has 8 of the 9 questions of one task, 1 of 40 of another and none of a third."""
     rng = random.Random(6)
 
-    def question() -> str:
+    def question():
         return " ".join(str(rng.randrange(10**6)) for _ in range(20))
 
     tasks = {
-        "exam": [question() for _ in range(9)],
         "quiz": [question() for _ in range(40)],
+        "exam": [question() for _ in range(9)],
         "clean": [question() for _ in range(3)],
     }
     for name, questions in tasks.items():
-        (folder / f"{name}.jsonl").write_text(
+        (tmp_path / f"{name}.jsonl").write_text(
             "".join(json.dumps({"q": q}) + "\n" for q in questions)
         )
     train = [*tasks["exam"][1:], tasks["quiz"][7], *(text(rng) for _ in range(20)), "same", "same"]
-    shards = shard_set(
-        folder / "a",
-        v,
-        {"train": [train], "validation": [["same", CONTROL + "long " * 99]]},
-        dropped={"empty": 2, "null": 7, "nul byte": 0},
-        dropped_examples=[
-            {"file": f"f{k}", "row": k, "reason": r, "what": ""}
-            for k, r in enumerate(["empty"] * 2 + ["null"] * 7)
-        ],
-    )
-    c = dataclasses.replace(config, core_bundle=str(folder))
-    monkeypatch.setattr(report, "REPORT_TOKENS", tokens)
-    return made(c, v, {"a": shards}, monkeypatch)
-
-
-def test_warnings_name_the_tasks_touched_and_what_that_means(
-    config: Config, tmp_path: Path, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = overlapping(config, tmp_path, vocabulary, monkeypatch)
-    assert found["warnings"] == [
-        "a shares 13-grams with 8 of 9 questions of exam: results on it mean nothing",
-        "a shares 13-grams with 1 of 40 questions of quiz: results on it may be 2.5 points too good",
-        "a: 1 of 2 validation documents are in train too: its validation loss is too good",
+    texts = {"train": [[CONTROL + "long " * 99, *train]], "validation": [["same", "long"]]}
+    shards = shards_of(texts)
+    shards.manifest["dropped"] = {"empty": 2, "near-duplicate": 7, "nul byte": 0}
+    shards.manifest["dropped_examples"] = [
+        {"file": f"f{k}", "row": k, "reason": r, "what": ""}
+        for k, r in enumerate(["empty"] * 2 + ["near-duplicate"] * 7)
     ]
+    return make({"a": shards}, core_bundle=str(tmp_path))
 
 
-def test_a_part_that_was_compared_says_so(
-    config: Config, tmp_path: Path, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = overlapping(config, tmp_path, vocabulary, monkeypatch, tokens=300)
-    compared = found["compared"]["a"]
-    assert 0 < compared["tokens"] < compared["of_tokens"]
-    assert found["warnings"][0].startswith("a shares 13-grams with at least ")
-    said = "\n".join(report_text.lines(found))
-    assert f"compared {compared['tokens']:,} of {compared['of_tokens']:,} tokens" in said
-    assert "evenly spread over its documents" in said
-
-
-def test_the_text_has_every_figure_within_a_terminal_of_100_columns(
-    config: Config, tmp_path: Path, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = overlapping(config, tmp_path, vocabulary, monkeypatch)
-    lines = list(report_text.lines(found))
-    said = "\n".join(lines)
-    assert max(map(len, lines)) <= 100
-    assert all(ch.isprintable() for line in lines for ch in line)
-    assert "\\x1b[31m é\\ttab\\n" in said
-    assert "dropped: 9 of 42 documents read" in said
-    assert "empty: 2; at f0 row 0, f1 row 1\n" in said
-    assert "null: 7; at f2 row 2, f3 row 3, f4 row 4, f5 row 5, f6 row 6\n" in said
-    assert "nul byte" not in said
-    assert "shares nothing with: clean" in said
-    for warning in found["warnings"]:
-        assert warning in " ".join(said.split())
-
-
-def test_without_tasks_it_says_how_to_give_some(
-    config: Config, tmp_path: Path, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shards = shard_set(
-        tmp_path / "a", vocabulary, {"train": [["red green"]], "validation": [["blue"]]}
+def test_warnings_name_the_tasks_and_what_that_means(overlapping):
+    assert overlapping["warnings"] == [
+        "a shares 13-grams with 8 of 9 questions of exam. Results on it mean nothing.",
+        "a shares 13-grams with 1 of 40 questions of quiz. Results on it may be 2.5 points too good.",
+        "a: 1 of 2 validation documents are equal to one in train, or nearly so. The validation "
+        "loss is too good.",
+    ]
+    overlapping["compared"]["a"]["of_tokens"] += 1
+    overlapping["sources"]["a"]["splits"]["train"]["near_duplicates"]["token_share"] = 0.2
+    warnings = report_text.list_warnings(overlapping)
+    assert warnings[1] == (
+        "a shares 13-grams with at least 1 of 40 questions of quiz. Results on it may be at least "
+        "2.5 points too good."
     )
-    found = made(config, vocabulary, {"a": shards}, monkeypatch)
-    assert found["compared"] == {} == found["tasks"]
-    assert "make data-report CORE_BUNDLE=" in "\n".join(report_text.lines(found))
+    assert warnings[3].endswith("make data NEAR_DUPLICATES=drop")
 
 
-@pytest.mark.parametrize(
-    ("sentence", "of", "said"),
-    [
-        (50_000_000, 650_000_000, "50.0M of 650.0M tokens"),
-        (1_234, 56_789, "1,234 of 56,789 tokens"),
-    ],
-)
-def test_amounts(sentence: int, of: int, said: str) -> None:
-    assert report_text.amount(sentence, of) == said
+def test_dropped_rows_have_examples(overlapping):
+    source = overlapping["sources"]["a"]
+    assert source["near_duplicates_left_out"] == 7
+    assert source["documents_read"] == 34 + 9
+    assert len(source["dropped"]["near-duplicate"]["examples"]) == 5
+    assert source["dropped"]["nul byte"] == {"documents": 0, "examples": []}
+
+
+@pytest.mark.parametrize("copies", [1, 12])
+def test_the_screen_has_80_columns_and_40_lines(overlapping, copies):
+    """Whatever the number and the size of the sources."""
+    source = overlapping["sources"]["a"]
+    source["splits"]["train"]["windows"][0]["text"] = CONTROL + "x" * 999
+    if copies > 1:
+        for split in source["splits"].values():
+            split.update(documents=10**8, tokens=10**11)
+            split["length_quantiles"] = dict.fromkeys(split["length_quantiles"], 10**6)
+        for k in range(copies):
+            name = f"a-very-long-name-of-a-source-{k}"
+            overlapping["sources"][name] = source
+            overlapping["compared"][name] = overlapping["compared"]["a"] | {"of_tokens": 10**11}
+        overlapping["warnings"] = report_text.list_warnings(overlapping)
+    lines = list(report_text.render(overlapping))
+    assert max(map(len, lines)) <= 80 and len(lines) < 40
+    assert all(ch.isprintable() for line in lines for ch in line)
+    screen = "\n".join(lines)
+    assert "Dropped rows of a: 9 of 43 (2 empty, 7 near-duplicate)" in screen
+    assert "Evaluation tasks: 3 compared, " in screen
+    assert "  | \\x1b[31m é\\ttab\\nxxx" in screen
+    if copies > 1:
+        assert "Source (3 of 13)" in screen and "Warnings (5 of " in screen
+        assert "Compared with tasks and each other: " in screen
+    else:
+        assert "2 with 13-grams that are in a source" in screen
+        for warning in overlapping["warnings"]:
+            assert warning in " ".join(screen.split())
+
+
+def test_without_tasks_the_screen_says_how_to_give_some(make, shards_of):
+    found = make({"a": shards_of({"train": [["red green"]], "validation": [["blue"]]})})
+    assert found["tasks"] == {} == found["compared"]["a"]["tasks"]
+    assert "make data-report CORE_BUNDLE=" in "\n".join(report_text.render(found))
 
 
 # ---- The command
 
 
-def run(
-    c: Config, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> tuple[int, str]:
+def run(c, monkeypatch, caplog):
     monkeypatch.setattr(Config, "load", classmethod(lambda cls: c))
     with caplog.at_level(logging.INFO):
         return report.main(), caplog.text
 
 
-def test_the_command_writes_what_it_says(
-    config: Config,
-    tmp_path: Path,
-    vocabulary: Vocabulary,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    found = overlapping(config, tmp_path, vocabulary, monkeypatch)
+def test_the_command_writes_what_it_says(config, tmp_path, overlapping, monkeypatch, caplog):
     code, said = run(dataclasses.replace(config, core_bundle=str(tmp_path)), monkeypatch, caplog)
     assert code == 0 and str(tmp_path / "report.json") in said.splitlines()[-1]
     written = json.loads((tmp_path / "report.json").read_text())
-    for of in (written, found):
-        del of["compared"]["a"]["seconds"]
-    assert written == json.loads(json.dumps(found))
+    assert written == json.loads(json.dumps(overlapping))
 
 
-def test_a_bad_setting_ends_with_64_and_bad_data_with_78(
-    config: Config,
-    tmp_path: Path,
-    vocabulary: Vocabulary,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_bad_setting_ends_with_64_and_bad_data_with_78(config, tmp_path, monkeypatch, caplog):
     absent = dataclasses.replace(config, core_bundle=str(tmp_path / "absent"))
     code, said = run(absent, monkeypatch, caplog)
-    assert code == 64 and f"CORE_BUNDLE={tmp_path}/absent: there is no *.jsonl" in said
-    code, said = run(
-        dataclasses.replace(config, tokenizer=str(tmp_path / "no.json")), monkeypatch, caplog
-    )
+    assert code == 64 and f"CORE_BUNDLE={tmp_path}/absent: There is no *.jsonl" in said
+    none = dataclasses.replace(config, tokenizer=str(tmp_path / "no.json"), core_bundle="none")
+    code, said = run(none, monkeypatch, caplog)
     assert code == 78 and "no.json: cannot be read" in said
     assert not (tmp_path / "report.json").exists()
 
@@ -496,9 +432,7 @@ def grams_of(string: str) -> set[tuple[str, ...]]:
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="needs ../shared/data")
-def test_rows_touched_on_real_text_are_those_of_plain_sets(
-    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_touched_on_real_text_are_those_of_plain_sets(make, tmp_path):
     """Half of the MedQA rows as the usmle source renders them, and web pages, against MedQA and tasks of CORE."""
     v = tokenizer.load(SHARED / "tokenizers" / "gpt2" / "tokenizer.json")
     medqa = rows_of(SHARED / "medical" / "medqa_4options_test_even.jsonl")
@@ -513,8 +447,7 @@ def test_rows_touched_on_real_text_are_those_of_plain_sets(
     tasks = tmp_path / "tasks"
     for name in ("medical", "eval/core_small"):
         shutil.copytree(SHARED / name, tasks / name)
-    c = dataclasses.replace(config, core_bundle=str(tasks), vocab_size=50304)
-    found = made(c, v, {"usmle": shards}, monkeypatch)
+    found = make({"usmle": shards}, v, core_bundle=str(tasks), vocab_size=50304)
     read = set().union(*map(grams_of, texts))
     assert len(found["tasks"]) == 12
     for name, task in found["tasks"].items():
@@ -527,7 +460,7 @@ def test_rows_touched_on_real_text_are_those_of_plain_sets(
         if not task["short"]:
             assert of["grams_found"] == len(set().union(*plain) & read)
         assert (touched > 318) == (name == "medqa_4options_test_even")
-    assert found["warnings"][0].startswith("usmle shares 13-grams with ")
+    assert "questions of medqa_4options_test_even. Results on it mean" in found["warnings"][0]
 
 
 def strings_in(value: object) -> list[str]:

@@ -1,4 +1,4 @@
-"""train/data/audit/overlap.py against sets of 13-tuples of words, counted in plain Python."""
+"""train/data/audit/contamination.py and words.py against sets of 13-tuples of words, counted in plain Python."""
 
 import json
 import logging
@@ -12,8 +12,9 @@ import pytest
 
 from settings import SettingsError
 from train.data import tokenizer
-from train.data.audit import overlap
-from train.data.audit.overlap import Pool, Scanner, read_tasks
+from train.data.audit.contamination import RunTable, Task, read_tasks
+from train.data.audit.scan import read_words
+from train.data.audit.words import split_words
 from train.data.data_paths import core_bundle_path
 from train.data.manifest import DataError
 from train.data.tokenizer import Vocabulary
@@ -83,10 +84,10 @@ def ids_of(v: Vocabulary, documents: list[str]) -> np.ndarray:
 def compared(v: Vocabulary, folder: Path, rows: list, documents: list[str]) -> dict:
     """What documents share with a task of these rows."""
     (task,) = read_tasks(str(write(folder / "task.jsonl", rows)), folder)
-    scanner = Scanner(v, [task])
-    hit = np.zeros(len(scanner.known), dtype=bool)
-    hit[scanner.scan(ids_of(v, documents))[1]] = True
-    return overlap.shared(task, scanner.found_in(task, hit))
+    table = RunTable([task])
+    is_found = np.zeros(len(table.runs), dtype=bool)
+    is_found[table.find(read_words(v, ids_of(v, documents)))] = True
+    return table.count_shared(task, is_found)
 
 
 # ---- Words
@@ -104,18 +105,7 @@ def compared(v: Vocabulary, folder: Path, rows: list, documents: list[str]) -> d
     ],
 )
 def test_a_word_is_lower_case_without_punctuation(text: str, words: list[str]) -> None:
-    assert overlap.words_of(text) == words
-
-
-def test_each_id_spells_what_the_tokenizer_decodes(vocabulary: Vocabulary) -> None:
-    spelled = overlap.spellings(vocabulary)
-    text = (
-        "".join(map(chr, [*range(1, 700), 0x2014, 0x65E5, 0x1F600])) + " <|endoftext|> " + "é" * 9
-    )
-    ids = vocabulary.encode(text)
-    assert b"".join(spelled[i] for i in ids).decode() == text == vocabulary.decode(ids)
-    assert spelled[vocabulary.end_of_text] == b" \0 "
-    assert [b"\0" in s for s in spelled].count(True) == 1
+    assert split_words(text) == words
 
 
 # ---- What is found
@@ -192,7 +182,7 @@ def test_no_gram_spans_two_documents_or_two_strings(vocabulary: Vocabulary, tmp_
 def test_examples_are_the_longest_stretches_of_three_rows(
     vocabulary: Vocabulary, tmp_path: Path
 ) -> None:
-    """A stretch ends with its string, though the next one is shared too."""
+    """A stretch ends with its string, though the next one is shared too; of a row, the longest counts."""
     rows = [
         [" ".join(f"r{k}x{i}" for i in range(20)), " ".join(f"r{k}y{i}" for i in range(20))]
         for k in range(5)
@@ -230,21 +220,11 @@ def test_short_rows_are_compared_whole_or_said_not_to_be(
     assert {(e["row"], e["words"]) for e in found["examples"]} == {(1, 8), (4, 10)}
 
 
-def test_several_processes_find_what_one_does(vocabulary: Vocabulary, tmp_path: Path) -> None:
-    rng = random.Random(9)
-    rows = [sentence(rng, 30) for _ in range(20)]
-    (task,) = read_tasks(str(write(tmp_path / "task.jsonl", rows)), tmp_path)
-    chunks = [ids_of(vocabulary, [rows[k] if k % 3 else sentence(rng, 30)]) for k in range(20)]
-    results = []
-    for cores in (1, 2):
-        pool = Pool(Scanner(vocabulary, [task]), cores)
-        results.append([(size, found.tolist()) for size, found in pool.scan(chunks)])
-        pool.close()
-    assert results[0] == results[1]
-    assert sum(bool(found) for _, found in results[0]) == 13
-
-
 # ---- Tasks on disk
+
+
+def words_of(task: Task) -> list[str]:
+    return [text.words for text in task.texts]
 
 
 def test_all_tasks_of_a_folder_or_zip_are_read_and_named_by_their_stem(tmp_path: Path) -> None:
@@ -256,9 +236,11 @@ def test_all_tasks_of_a_folder_or_zip_are_read_and_named_by_their_stem(tmp_path:
     shutil.make_archive(str(folder), "zip", folder)
     tasks, packed = (read_tasks(str(path), tmp_path) for path in (folder, f"{folder}.zip"))
     assert [task.name for task in tasks] == ["core/qa/boolq", "piqa", "small/qa/boolq"]
-    assert [(task.name, task.texts) for task in tasks] == [(o.name, o.texts) for o in packed]
+    assert [(task.name, words_of(task)) for task in tasks] == [
+        (task.name, words_of(task)) for task in packed
+    ]
     (alone,) = read_tasks(str(folder / "core" / "qa" / "piqa.jsonl"), tmp_path)
-    assert alone.texts == tasks[1].texts
+    assert words_of(alone) == words_of(tasks[1])
 
 
 def test_the_download_of_make_eval_is_read_and_nothing_is_downloaded(
@@ -267,7 +249,7 @@ def test_the_download_of_make_eval_is_read_and_nothing_is_downloaded(
     caplog.set_level(logging.INFO)
     address = f"https://example.invalid/a.zip@sha256:{64 * '0'}"
     assert read_tasks(address, tmp_path) == []
-    assert "which are not downloaded: `make eval` of any run does that" in caplog.text
+    assert "`make eval` of any run downloads them" in caplog.text
     write(tmp_path / "tasks" / "a.jsonl", [sentence(random.Random(1), 30)])
     path = core_bundle_path(address, tmp_path)
     path.parent.mkdir()
@@ -296,7 +278,7 @@ def test_a_damaged_task_is_refused_by_file_and_row(
 def test_a_damaged_zip_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.zip"
     path.write_bytes(b"PK half")
-    with pytest.raises(DataError, match=r"a\.zip: is not a \.zip .*CORE_BUNDLE=none"):
+    with pytest.raises(DataError, match=r"a\.zip: cannot be read .*CORE_BUNDLE=none"):
         read_tasks(str(path), tmp_path)
     write(tmp_path / "tasks" / "a.jsonl", [sentence(random.Random(1), 30)])
     shutil.make_archive(str(path.with_suffix("")), "zip", tmp_path / "tasks")
@@ -310,5 +292,5 @@ def test_a_damaged_zip_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["absent", "empty"])
 def test_a_path_without_tasks_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(SettingsError, match=rf"CORE_BUNDLE={tmp_path}/{name}: there is no"):
+    with pytest.raises(SettingsError, match=rf"CORE_BUNDLE={tmp_path}/{name}: There is no"):
         read_tasks(f"{tmp_path}/{name}", tmp_path)

@@ -1,0 +1,247 @@
+"""Find text of evaluation tasks in training data: runs of 13 words that both have.
+
+    CORE_BUNDLE -> the strings of each row -> words -> hashes of runs of 13: the table
+    documents of a source -> words -> hashes of runs of 13, looked up in the table
+
+As in Brown et al. 2020 (GPT-3, appendix C), runs have 13 words, and strings of fewer than 8 are
+not compared. A row without a string of 13 words is compared as a whole. No run spans two strings or
+two documents.
+"""
+
+import collections
+import dataclasses
+import itertools
+import json
+import logging
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from settings import SettingsError
+from train.data.audit.words import hash_runs, hash_words, split_words
+from train.data.data_paths import NO_BUNDLE, core_bundle_path
+from train.data.manifest import DataError
+
+log = logging.getLogger(__name__)
+
+RUN_WORDS = 13
+SHORTEST = 8  # words of a text that is compared as a whole
+EXAMPLES = 3  # of shared text, for a source and a task
+REMEDY = "download the tasks again, or leave them out with CORE_BUNDLE=none"
+TABLE_BITS = 4  # the table has 2^4 to 2^5 places per hash, so most runs of a source miss it
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+    """A part of a row that is compared.
+
+    Attributes:
+        row: counted from 1.
+        words: separated by blanks.
+        length: words in a run; all of them if there are fewer than 13.
+        runs: (n,) uint64, hashes of the runs in order.
+    """
+
+    row: int
+    words: str
+    length: int
+    runs: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A file of an evaluation.
+
+    Attributes:
+        rows: how many there are.
+        short: rows none of whose strings has 13 words.
+        incomparable: short rows that do not have even 8 words.
+    """
+
+    name: str
+    file: Path
+    rows: int
+    short: int
+    incomparable: int
+    texts: list[Text]
+
+
+def read_tasks(setting: str, data_dir: Path) -> list[Task]:
+    """Read the tasks of CORE_BUNDLE.
+
+    Returns:
+        No task for `none`, or for an address that `make eval` has not downloaded yet.
+
+    Raises:
+        SettingsError: there are no tasks.
+        DataError: a file is damaged.
+    """
+    if setting == NO_BUNDLE:
+        return []
+    path = core_bundle_path(setting, data_dir)
+    if not path.exists() and "://" in setting:
+        log.info(
+            "The tasks of CORE are not downloaded yet, so the text is not compared with them. "
+            "`make eval` of any run downloads them. Or set CORE_BUNDLE to the path of a copy."
+        )
+        return []
+    contents = read_bundle(path)
+    if not contents:
+        problem = f"CORE_BUNDLE={setting}: There is no *.jsonl in {path}."
+        raise SettingsError(
+            [f"{problem} Set a folder, a .zip or a .jsonl of tasks, or CORE_BUNDLE=none."]
+        )
+    stems = collections.Counter(file.stem for file in contents)
+    return [
+        read_task(name_task(file, path, stems), file, content) for file, content in contents.items()
+    ]
+
+
+def read_bundle(path: Path) -> dict[Path, bytes]:
+    """Return all *.jsonl of a folder or a .zip, or the one file, by path. Raises DataError."""
+    contents = {}
+    file = path
+    try:
+        if path.suffix == ".zip" and path.is_file():
+            with zipfile.ZipFile(path) as archive:
+                for name in sorted(archive.namelist()):
+                    file = path / name
+                    if file.suffix == ".jsonl":
+                        contents[file] = archive.read(name)
+        else:
+            for file in [path] if path.is_file() else sorted(path.rglob("*.jsonl")):
+                contents[file] = file.read_bytes()
+    except (OSError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{file}: cannot be read ({error}); {REMEDY}") from None
+    return contents
+
+
+def name_task(file: Path, bundle: Path, stems: collections.Counter[str]) -> str:
+    """Name a task by its file's stem, or by its path in the bundle if others have that stem too."""
+    if stems[file.stem] == 1:
+        return file.stem
+    return file.relative_to(bundle).with_suffix("").as_posix()
+
+
+def read_task(name: str, file: Path, content: bytes) -> Task:
+    """Read the rows of a task, JSON lines. Raises DataError."""
+    texts = []
+    rows = short = incomparable = 0
+    for number, line in enumerate(content.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError:
+            start = f"starts with {line[:20]!r}"
+            raise DataError(f"{file} row {number}: not JSON ({start}); {REMEDY}") from None
+        rows += 1
+        strings = [split_words(string) for string in list_strings(row)]
+        compared = choose_strings(strings)
+        short += all(len(words) < RUN_WORDS for words in strings)
+        incomparable += not compared
+        for words in compared:
+            length = min(RUN_WORDS, len(words))
+            texts.append(
+                Text(number, " ".join(words), length, hash_runs(hash_words(words), length))
+            )
+    if not rows:
+        raise DataError(f"{file}: holds no row; {REMEDY}")
+    return Task(name, file, rows, short, incomparable, texts)
+
+
+def list_strings(value: Any) -> Iterator[str]:
+    """Yield all strings in a row, in order, but not the names of fields."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from list_strings(list(value.values()))
+    elif isinstance(value, list):
+        for item in value:
+            yield from list_strings(item)
+
+
+def choose_strings(strings: list[list[str]]) -> list[list[str]]:
+    """Choose what is compared of a row: its strings of 13 words, else those of 8, else all of it."""
+    together = list(itertools.chain(*strings))
+    for texts, least in ((strings, RUN_WORDS), (strings, SHORTEST), ([together], SHORTEST)):
+        chosen = [words for words in texts if len(words) >= least]
+        if chosen:
+            return chosen
+    return []
+
+
+class RunTable:
+    """All runs of the tasks. runs: (n,) uint64, their hashes, sorted, each once."""
+
+    def __init__(self, tasks: list[Task]):
+        texts = [text for task in tasks for text in task.texts]
+        self.lengths = sorted({text.length for text in texts})
+        self.runs = np.unique(join([text.runs for text in texts]))
+        bits = TABLE_BITS + len(self.runs).bit_length()
+        self.shift = np.uint64(64 - bits)
+        self.is_possible = np.zeros(2**bits, dtype=bool)  # by the upper bits of a hash
+        self.is_possible[self.runs >> self.shift] = True
+
+    def find(self, words: np.ndarray) -> np.ndarray:
+        """Return the places in `runs` of those that a text has.
+
+        Args:
+            words: (words,) uint64, hashes of words.
+        """
+        found = []
+        for length in self.lengths:
+            runs = hash_runs(words, length)
+            runs = runs[self.is_possible[runs >> self.shift]]
+            places = np.searchsorted(self.runs, runs)
+            places[places == len(self.runs)] = 0
+            found.append(places[self.runs[places] == runs])
+        return np.unique(join(found)).astype(np.int64)
+
+    def count_shared(self, task: Task, is_found: np.ndarray) -> dict[str, Any]:
+        """Count what a source shares with a task.
+
+        Args:
+            is_found: (n,) bool, by place in `runs`.
+
+        Returns:
+            As in report.json. The examples are of the rows that share the longest stretches.
+        """
+        runs_found = []
+        stretches: dict[int, list[str]] = {}  # the longest of each row
+        for text in task.texts:
+            found = is_found[np.searchsorted(self.runs, text.runs)]
+            if found.any():
+                runs_found.append(text.runs[found])
+                stretch = find_stretch(text, found)
+                stretches[text.row] = max(stretches.get(text.row, []), stretch, key=len)
+        longest = sorted(stretches.items(), key=lambda item: -len(item[1]))[:EXAMPLES]
+        return {
+            "rows": task.rows,
+            "rows_touched": len(stretches),
+            "grams": len(np.unique(join([text.runs for text in task.texts]))),
+            "grams_found": len(np.unique(join(runs_found))),
+            "examples": [
+                {"row": row, "words": len(words), "text": " ".join(words)} for row, words in longest
+            ],
+        }
+
+
+def find_stretch(text: Text, found: np.ndarray) -> list[str]:
+    """Return the longest stretch of a text every word of which is in a run that was found.
+
+    Args:
+        found: (n,) bool, by run.
+    """
+    edges = np.flatnonzero(np.diff(found, prepend=False, append=False)).reshape(-1, 2)
+    begin, end = edges[np.argmax(edges[:, 1] - edges[:, 0])]
+    return text.words.split()[begin : end - 1 + text.length]
+
+
+def join(arrays: list[np.ndarray]) -> np.ndarray:
+    """Concatenate arrays of uint64, of which there may be none."""
+    return np.concatenate([np.zeros(0, dtype=np.uint64), *arrays])
