@@ -30,7 +30,6 @@ from settings import SettingsError
 from settings.config import Config
 from train.console import for_terminals, start_logging
 from train.data import data_paths
-from train.data.audit.near_duplicates import drop_near_duplicates
 from train.data.data_paths import (
     MANY_EPOCHS,
     data_dir,
@@ -48,6 +47,7 @@ from train.data.data_paths import (
     worth_less,
 )
 from train.data.manifest import SPLITS, DataError, read_manifest
+from train.data.near_duplicates import drop_near_duplicates
 from train.data.progress import Progress
 from train.data.shard_writer import Maker, rows_dropped
 from train.data.shards import ShardSet

@@ -14,10 +14,10 @@ from settings.config import Config
 from tests.killing import killed_at
 from tests.train.data.test_prepare import config, content, declare_hub, declare_papers, opened, web
 from train.data import prepare
-from train.data.audit.near_duplicates import SeenKeys, compute_keys
-from train.data.audit.words import hash_documents
 from train.data.data_paths import shard_folder, tokenizer_path
 from train.data.manifest import DataError, read_manifest
+from train.data.near_duplicates import SeenKeys, compute_keys
+from train.data.word_hashes import hash_documents
 
 __all__ = ["config", "web"]  # fixtures
 

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 
 from settings import SettingsError
-from train.data.audit.words import hash_runs, hash_words, split_words
 from train.data.data_paths import NO_BUNDLE, core_bundle_path
 from train.data.manifest import DataError
+from train.data.word_hashes import hash_runs, hash_words, split_words
 
 log = logging.getLogger(__name__)
 

@@ -25,9 +25,9 @@ from train.console import start_logging
 from train.data import prepare
 from train.data.audit import report_text
 from train.data.audit.contamination import RunTable, read_tasks
-from train.data.audit.near_duplicates import REASON
 from train.data.audit.scan import Documents, Source, read_source
 from train.data.manifest import SPLITS, DataError
+from train.data.near_duplicates import REASON
 from train.data.shards import ShardSet
 from train.data.tokenizer import Vocabulary
 

@@ -16,11 +16,11 @@ import numpy as np
 import xxhash
 
 from train.data.audit.contamination import RunTable
-from train.data.audit.near_duplicates import BANDS, NO_KEY, SeenKeys, compute_keys
-from train.data.audit.words import hash_documents
 from train.data.manifest import SPLITS
+from train.data.near_duplicates import BANDS, NO_KEY, SeenKeys, compute_keys
 from train.data.shards import ShardSet
 from train.data.tokenizer import Vocabulary
+from train.data.word_hashes import hash_documents
 
 log = logging.getLogger(__name__)
 

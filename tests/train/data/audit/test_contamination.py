@@ -1,23 +1,26 @@
-"""train/data/audit/contamination.py and words.py against sets of 13-tuples of words, counted in plain Python."""
+"""train/data/audit/contamination.py and train/data/word_hashes.py against sets of 13-tuples of words, counted in plain Python."""
 
 import json
 import logging
 import random
 import shutil
 import string
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from settings import SettingsError
+from tests.train.data.test_tokenizer import gemma, mistral
 from train.data import tokenizer
 from train.data.audit.contamination import RunTable, Task, read_tasks
 from train.data.audit.scan import read_words
-from train.data.audit.words import split_words
 from train.data.data_paths import core_bundle_path
 from train.data.manifest import DataError
 from train.data.tokenizer import Vocabulary
+from train.data.word_hashes import hash_documents, split_words
 
 WORDS = [
     "apple",
@@ -108,6 +111,14 @@ def test_a_word_is_lower_case_without_punctuation(text: str, words: list[str]) -
     assert split_words(text) == words
 
 
+@pytest.mark.parametrize("make", [gemma, mistral])
+def test_tokens_of_sentencepiece_give_the_words_of_their_text(make: Callable[[], Any]) -> None:
+    v = tokenizer.from_tokenizer(make(), 64 * "0", "here")
+    texts = ["two words, one é 日本", "and \0 more"]
+    assert read_words(v, ids_of(v, texts)).tolist() == hash_documents(texts).tolist()
+    assert hash_documents(["a\0b"]).tolist() == hash_documents(["ab"]).tolist()
+
+
 # ---- What is found
 
 
@@ -179,6 +190,14 @@ def test_no_gram_spans_two_documents_or_two_strings(vocabulary: Vocabulary, tmp_
     )
 
 
+def test_of_a_text_the_longest_stretch_is_shown(vocabulary: Vocabulary, tmp_path: Path) -> None:
+    words = [f"w{i}" for i in range(60)]
+    documents = [" ".join(words[5:18]), " ".join(words[19:36]), " ".join(words[40:53])]
+    found = compared(vocabulary, tmp_path, [" ".join(words)], documents)
+    assert found["grams_found"] == 1 + 5 + 1
+    assert [e["text"] for e in found["examples"]] == [documents[1]]
+
+
 def test_examples_are_the_longest_stretches_of_three_rows(
     vocabulary: Vocabulary, tmp_path: Path
 ) -> None:
@@ -208,16 +227,17 @@ def test_short_rows_are_compared_whole_or_said_not_to_be(
         {"q": " ".join(words[:9]), "gold": 3},  # 9, of which 8 are in the source
         {"q": " ".join(words[15:20]), "a": " ".join(words[20:25])},  # 5 + 5: as a whole
         {"q": " ".join(words[20:33]), "a": " ".join(words[33:40])},  # a string of 13
+        {"q": " ".join(words[16:24]), "a": "yes"},  # 8 and 1: the 8
         7,
         None,
     ]
     (task,) = read_tasks(str(write(tmp_path / "task.jsonl", rows)), tmp_path)
-    assert (task.rows, task.short, task.incomparable) == (7, 6, 3)
+    assert (task.rows, task.short, task.incomparable) == (8, 7, 3)
     found = compared(
         vocabulary, tmp_path, rows, [" ".join(words[:8]), "x " + " ".join(words[8:25])]
     )
-    assert found["rows_touched"] == 2
-    assert {(e["row"], e["words"]) for e in found["examples"]} == {(1, 8), (4, 10)}
+    assert found["rows_touched"] == 3
+    assert {(e["row"], e["words"]) for e in found["examples"]} == {(1, 8), (4, 10), (6, 8)}
 
 
 # ---- Tasks on disk

@@ -17,11 +17,11 @@ from settings import ROOT
 from settings.config import Config
 from train.data import prepare, tokenizer
 from train.data.audit import report, report_text, scan
-from train.data.audit.near_duplicates import SeenKeys, compute_keys
-from train.data.audit.words import hash_documents
 from train.data.manifest import SPLITS, Seal, manifest_of
+from train.data.near_duplicates import SeenKeys, compute_keys
 from train.data.shards import ShardSet, write_shard
 from train.data.tokenizer import Vocabulary
+from train.data.word_hashes import hash_documents
 
 SHARED = ROOT.parent / "shared" / "data"
 CONTROL = "\x1b[31m é\ttab\n"
@@ -314,14 +314,14 @@ def overlapping(config, make, shards_of, tmp_path):
 
     tasks = {
         "quiz": [question() for _ in range(40)],
-        "exam": [question() for _ in range(9)],
+        "usmle": [question() for _ in range(9)],
         "clean": [question() for _ in range(3)],
     }
     for name, questions in tasks.items():
         (tmp_path / f"{name}.jsonl").write_text(
             "".join(json.dumps({"q": q}) + "\n" for q in questions)
         )
-    train = [*tasks["exam"][1:], tasks["quiz"][7], *(text(rng) for _ in range(20)), "same", "same"]
+    train = [*tasks["usmle"][1:], tasks["quiz"][7], *(text(rng) for _ in range(20)), "same", "same"]
     texts = {"train": [[CONTROL + "long " * 99, *train]], "validation": [["same", "long"]]}
     shards = shards_of(texts)
     shards.manifest["dropped"] = {"empty": 2, "near-duplicate": 7, "nul byte": 0}
@@ -334,7 +334,7 @@ def overlapping(config, make, shards_of, tmp_path):
 
 def test_warnings_name_the_tasks_and_what_that_means(overlapping):
     assert overlapping["warnings"] == [
-        "a shares 13-grams with 8 of 9 questions of exam. Results on it mean nothing.",
+        "a shares 13-grams with 8 of 9 questions of usmle. Results on it mean nothing.",
         "a shares 13-grams with 1 of 40 questions of quiz. Results on it may be 2.5 points too good.",
         "a: 1 of 2 validation documents are equal to one in train, or nearly so. The validation "
         "loss is too good.",

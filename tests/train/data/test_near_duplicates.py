@@ -1,4 +1,4 @@
-"""train/data/audit/near_duplicates.py against the exact Jaccard similarity of all pairs of documents."""
+"""train/data/near_duplicates.py against the exact Jaccard similarity of all pairs of documents."""
 
 import itertools
 import random
@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from train.data.audit import near_duplicates
-from train.data.audit.near_duplicates import SeenKeys, compute_keys
-from train.data.audit.words import hash_documents
+from train.data import near_duplicates
+from train.data.near_duplicates import SeenKeys, compute_keys
 from train.data.sources.rows import Cursor, Document, Dropped
+from train.data.word_hashes import hash_documents
 
 PLANTED = (1, 3, 5, 8, 11, 15, 20, 30)  # words of 300 that are replaced in a copy
 
@@ -40,7 +40,7 @@ def texts() -> list[str]:
 def runs(text: str) -> set[tuple[str, ...]]:
     words = [
         "".join(ch for ch in word if ch.isalnum()) for word in text.lower().split()
-    ]  # by hand, not by words.py
+    ]  # by hand
     words = [word for word in words if word]
     padded = [*words, "", "", "", ""]
     return {tuple(padded[i : i + 5]) for i in range(len(words))}
@@ -136,6 +136,14 @@ def test_memory_is_that_of_the_keys() -> None:
 # ---- Leaving them out
 
 
+def test_batches_have_about_as_many_characters_and_all_rows(monkeypatch):
+    monkeypatch.setattr(near_duplicates, "BATCH_CHARACTERS", 10)
+    rows = rows_of(["abcd"] * 30)
+    batches = list(near_duplicates.split_batches(rows))
+    assert list(itertools.chain(*batches)) == rows
+    assert [sum(isinstance(row, Document) for row in batch) for batch in batches] == [3] * 10 + [0]
+
+
 def rows_of(texts: list[str]) -> list[Document | Dropped]:
     rows: list[Document | Dropped] = []
     for k, text in enumerate(texts):
@@ -182,6 +190,6 @@ def test_near_duplicates_become_dropped_rows_from_any_place_on(
 def test_of_a_long_document_the_beginning_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(near_duplicates, "LONGEST_CHARACTERS", 1000)
     beginning = " ".join(f"w{k}" for k in range(400))
-    texts = [beginning + " x" * 9999, beginning + " y" * 9999]
+    texts = [" ".join([beginning, *(f"{rest}{k}" for k in range(999))]) for rest in "xy"]
     first, second = left_out(rows_of(texts), monkeypatch, Cursor(0, 0))
     assert isinstance(first, Document) and isinstance(second, Dropped)

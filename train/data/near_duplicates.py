@@ -21,16 +21,16 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import xxhash
 
-from train.data.audit.words import (
+from train.data.sources.fetch import Files
+from train.data.sources.pin import Pinned
+from train.data.sources.rows import START, Cursor, Document, Dropped, documents
+from train.data.word_hashes import (
     MARKER_HASH,
     MARKER_WORDS,
     MULTIPLIER,
     hash_documents,
     hash_runs,
 )
-from train.data.sources.fetch import Files
-from train.data.sources.pin import Pinned
-from train.data.sources.rows import START, Cursor, Document, Dropped, documents
 
 RUN_WORDS = 5
 BANDS = 14  # keys per document
@@ -59,7 +59,7 @@ def compute_keys(words: np.ndarray) -> np.ndarray:
     a run too.
 
     Args:
-        words: (words,) uint64 of words.hash_documents.
+        words: (words,) uint64 of word_hashes.hash_documents.
 
     Returns:
         (documents, BANDS) uint64.
