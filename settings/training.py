@@ -93,7 +93,7 @@ class Training(Section):
         "Random seed for weight initialization, data order and sampling.",
         maximum=2**31 - 1,
         resume=FROZEN,
-        used_by=COMPUTE | {"bench-quality"},
+        used_by=COMPUTE | {"bench-quality", "data-report"},
     )
     seq_len: int = setting(
         256,

@@ -38,9 +38,7 @@ def texts() -> list[str]:
 
 
 def runs(text: str) -> set[tuple[str, ...]]:
-    words = [
-        "".join(ch for ch in word if ch.isalnum()) for word in text.lower().split()
-    ]  # by hand
+    words = ["".join(ch for ch in word if ch.isalnum()) for word in text.lower().split()]  # by hand
     words = [word for word in words if word]
     padded = [*words, "", "", "", ""]
     return {tuple(padded[i : i + 5]) for i in range(len(words))}
