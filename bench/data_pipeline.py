@@ -287,7 +287,7 @@ def loader(rounds: int, shard_tokens: int = 10_000_000) -> Iterator[dict[str, An
                 source
             ) in batches.sources:  # checks hashes, and so reads the files into the page cache
                 for shard in range(len(source.shards["train"])):
-                    source.tokens("train", shard)
+                    source.verified("train", shard)
             steps = max(2, sum(counts.values()) * shard_tokens // c.batch_tokens)
             began = time.perf_counter()
             for step in range(steps):

@@ -47,6 +47,8 @@ OVER = ("stopped", "done", *FAILED)
 BEAT_S = 1.0  # at most one heartbeat in this time
 LONGEST_WHY = 300  # characters
 LAST_BYTES = 2**20  # of a record: some thousand steps
+DOCUMENTS = 8  # of a skipped step that are shown
+LINE = 200  # characters of each
 
 
 class StopError(Exception):
@@ -225,6 +227,33 @@ def describe_wandb(paths: RunPaths) -> str:
     return f"\n{'':30} W&B: {where}" if where else ""
 
 
+def describe_skip(paths: RunPaths) -> str:
+    """Return lines on the text of the last step that was skipped, if the end of the record has one; else ""."""
+    skip: dict[str, Any] = {}
+    with contextlib.suppress(OSError):
+        for record in RecordReader(paths.metrics, LAST_BYTES).read_new():
+            if record["event"] == "skip":
+                skip = record
+    documents = skip.get("documents")
+    if not isinstance(documents, list) or not documents:
+        return ""
+    lines = [f"step {skip['step']} was skipped ({skip.get('reason')}). Its text:"]
+    lines += [describe_document(document)[:LINE] for document in documents[:DOCUMENTS]]
+    if len(documents) > DOCUMENTS:
+        lines.append(f"and {len(documents) - DOCUMENTS} more in {show_path(paths.metrics)}")
+    return "".join(f"\n{'':30} {make_printable(line)}" for line in lines)
+
+
+def describe_document(document: Any) -> str:
+    """Return a document of the record (train/data/sample_text.py) as one line: where it is from, how it begins."""
+    if not isinstance(document, dict):
+        return "?"
+    place = document.get("shard")
+    if "file" in document:
+        place = f"{document['file']} row {document.get('row')}"
+    return f"{document.get('source')} {place}: {document.get('text')}"
+
+
 def sync_command(paths: RunPaths) -> str:
     """Return the command that uploads the files of all offline attempts."""
     return f"{show_path(Path(sys.prefix))}/bin/wandb sync {show_path(paths.wandb)}/offline-run-*"
@@ -296,7 +325,7 @@ def look_after(command: str, paths: RunPaths) -> str:
         raise RunFolderError(f"there is no run {paths.name} in {parent}; make runs lists them")
     if command == "stop":
         return stop(paths)
-    return describe(paths) + describe_wandb(paths)
+    return describe(paths) + describe_skip(paths) + describe_wandb(paths)
 
 
 def main(argv: list[str]) -> int:

@@ -1,7 +1,7 @@
-"""`make replay STEP=n`: the loss of each sample of a step that was refused.
+"""`make replay STEP=n`: the loss of each sample of a step that was refused, and the text of the highest.
 
     metrics.jsonl -> the samples of the step's `skip` events -> the newest checkpoint before it
-    -> their losses one by one -> a table, the highest first
+    -> their losses one by one -> a table, the highest first, with the documents that they are from
 
 The weights of the step itself are gone: those of the checkpoint are some steps older. A sample that
 stands out with these too is damaged, or unlike the others. If none does, it is not the data.
@@ -19,11 +19,13 @@ import torch
 from record.locks import RunFolderError
 from record.metrics import read_records
 from record.run_paths import RunPaths
+from record.status import describe_document
 from settings import ROOT, SettingsError
 from settings.config import Config
 from train.checkpoint.find import committed
 from train.data import prepare
 from train.data.batch import Loader
+from train.data.sample_text import list_documents
 from train.distributed.world import World
 from train.generate.eval_run import find_held_out, main
 from train.generate.load_run import Trained, open_trained
@@ -32,6 +34,7 @@ from train.model.hf_import import some
 log = logging.getLogger(__name__)
 
 SHOWN = 10  # samples
+DOCUMENTS = 3  # of each of them
 
 
 def replay(config: Config, world: World) -> int:
@@ -44,6 +47,7 @@ def replay(config: Config, world: World) -> int:
     )
     trained = open_trained(config.replace(step=before), world)
     log.info("weights of %s", trained.source)
+    loader = open_loader(trained, world)
     for event in refused:
         first, last = event["samples"]
         log.info(
@@ -53,7 +57,11 @@ def replay(config: Config, world: World) -> int:
             describe(event["loss"]),
             describe(event["grad_norm"]),
         )
-        show(compute_losses(trained, world, range(first, last + 1)))
+        rows = compute_losses(trained, loader, range(first, last + 1))
+        documents = []
+        for _, sample, _ in rows[:SHOWN]:
+            documents += list_documents(loader, trained.vocabulary, [sample], DOCUMENTS)
+        show(rows, documents)
     return 0
 
 
@@ -70,34 +78,42 @@ def find_refused(config: Config, paths: RunPaths) -> list[dict[str, Any]]:
     return found
 
 
+def open_loader(trained: Trained, world: World) -> Loader:
+    """Open the shards that the run was trained with. Raises DataError."""
+    config, vocabulary = trained.config, trained.vocabulary
+    folders = find_held_out(trained)
+    sources = prepare.open_sources(config, vocabulary, partial=True, folders=folders)
+    return Loader(config, sources, world, vocabulary.end_of_text)
+
+
 @torch.no_grad()
-def compute_losses(trained: Trained, world: World, samples: range) -> list[tuple[float, int, str]]:
+def compute_losses(
+    trained: Trained, loader: Loader, samples: range
+) -> list[tuple[float, int, str]]:
     """Return (loss in nats per token, sample, where it lies) for each sample, the highest first.
 
     Raises DataError.
     """
-    config = trained.config
-    sources = prepare.open_sources(
-        config, trained.vocabulary, partial=True, folders=find_held_out(trained)
-    )
-    loader = Loader(config, sources, world, trained.vocabulary.end_of_text)
     located = loader.mixture.locate(np.arange(samples.start, samples.stop))
     windows = loader.read(located, 0, len(samples))
     losses = [
-        float(trained.model(*sample)[0]) / config.seq_len
+        float(trained.model(*sample)[0]) / trained.config.seq_len
         for sample in loader.micro_batches(windows, 1)
     ]
     rows = list(zip(losses, samples, loader.names(samples), strict=True))
     return sorted(rows, key=lambda row: math.inf if math.isnan(row[0]) else row[0], reverse=True)
 
 
-def show(rows: list[tuple[float, int, str]]) -> None:
-    """Print the highest losses of a step beside their median."""
+def show(rows: list[tuple[float, int, str]], documents: list[dict[str, Any]]) -> None:
+    """Print the highest losses of a step next to their median, each with its documents."""
     middle = np.median([loss for loss, _, _ in rows])
     log.info("%d samples, median loss %.4f nats per token; the highest:", len(rows), middle)
     log.info("    loss      sample  source:epoch:shard:window")
     for loss, sample, name in rows[:SHOWN]:
         log.info("%8.4f  %10d  %s", loss, sample, name)
+        for document in documents:
+            if document["sample"] == sample:
+                log.info("%22s%s", "", describe_document(document))
 
 
 def describe(number: float | None) -> str:

@@ -6,6 +6,7 @@ where in the source that stretch begins. Standard library only: make plan and ma
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -29,7 +30,14 @@ KEYS = (
 
 
 class DataError(Exception):
-    """Data that cannot be trained on; the message names the file, what is wrong and the remedy."""
+    """Data that cannot be trained on; the message names the file, what is wrong and the remedy.
+
+    Attributes:
+        changed_s: Unix time at which a file changed that the run may have trained on since; infinite
+            where it has not.
+    """
+
+    changed_s = math.inf
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,27 +1,32 @@
-"""A source's text into token shards: read in order, encoded on all cores, sealed one after another.
+"""The text of a source to token shards: read in order, encoded on all cores, sealed one after another.
 
     documents -> ids -> pending, by split -> seal: a training shard, a validation shard, the manifest
 
-The manifest knows where in the source each seal begins, so that a killed run goes on behind the last one, a larger
-limit continues where a smaller one ended, and a shard that is missing is made again. The bytes depend on the source
-at its revision, the tokenizer and the size of shards only: not on batches, cores, kills or limits.
+The manifest knows where in the source each seal begins. So a killed run continues after the last one, a
+larger limit continues where a smaller one ended, and a missing shard is made again. The bytes depend
+only on the source at its revision, the tokenizer and the size of shards: not on batches, cores, kills
+or limits.
 """
 
-import dataclasses
+import itertools
 import logging
+from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from record.durable import write_whole
+from train.data.document_index import index_path, write_index
 from train.data.manifest import (
     SPLITS,
     DataError,
     Seal,
     ShardInfo,
+    make_anew,
     manifest_of,
     read_manifest,
 )
@@ -36,20 +41,6 @@ log = logging.getLogger(__name__)
 EXAMPLES = 5  # of the rows dropped for each reason, that the manifest names
 
 
-@dataclasses.dataclass(frozen=True)
-class Entry:
-    """A document whose text went to the tokenizer, and what was dropped since the one before it."""
-
-    name: str
-    at: Cursor
-    text_bytes: int
-    dropped: "Drops"
-
-    @property
-    def behind(self) -> Cursor:
-        return Cursor(self.at.file, self.at.row + 1)
-
-
 class Drops:
     """Rows left out: how many for each reason, and the first of them by name."""
 
@@ -59,20 +50,26 @@ class Drops:
 
     def add(self, row: Dropped, file: str) -> None:
         self.counts[row.reason] += 1
-        if self.counts[row.reason] <= EXAMPLES:
-            self.examples.append(
-                {"file": file, "row": row.at.row, "reason": row.reason, "what": row.what}
-            )
+        self.add_example({"file": file, "row": row.at.row, "reason": row.reason, "what": row.what})
 
-    def update(self, other: "Drops") -> None:
-        for example in other.examples:
-            if sum(known["reason"] == example["reason"] for known in self.examples) < EXAMPLES:
-                self.examples.append(example)
-        self.counts.update(other.counts)
+    def add_example(self, example: dict[str, Any]) -> None:
+        reasons = [known["reason"] for known in self.examples]
+        if reasons.count(example["reason"]) < EXAMPLES:
+            self.examples.append(example)
+
+    def update(self, later: "Drops") -> None:
+        self.counts.update(later.counts)
+        for example in later.examples:
+            self.add_example(example)
 
 
 class Pending:
-    """Documents of one split that are encoded and not sealed yet, end to end in one array that grows."""
+    """Encoded documents of one split that are not sealed yet.
+
+    Attributes:
+        ids: their tokens, end to end, in an array that grows.
+        rows: of each document four numbers, as the index has them (document_index.py).
+    """
 
     def __init__(self, vocabulary: Vocabulary):
         self.end_of_text = vocabulary.end_of_text
@@ -80,47 +77,62 @@ class Pending:
         self.clear()
 
     def clear(self) -> None:
-        self.tokens = self.documents = self.text_bytes = 0
+        self.tokens = 0
+        self.text_bytes = 0
+        self.rows = array("Q")
 
-    def add(self, ids: np.ndarray, text_bytes: int) -> None:
+    def add(self, document: Document, ids: np.ndarray) -> int:
+        """Add a document. Returns the bytes of its text."""
         end = self.tokens + 1 + len(ids)
         if end > len(self.ids):
-            self.ids = np.concatenate(
-                (self.ids[: self.tokens], np.empty(end, self.ids.dtype))
-            )  # about twice as long
+            room = np.empty(end, self.ids.dtype)  # about twice as much as before
+            self.ids = np.concatenate((self.ids[: self.tokens], room))
         self.ids[self.tokens] = self.end_of_text
         self.ids[self.tokens + 1 : end] = ids
-        self.tokens, self.documents, self.text_bytes = (
-            end,
-            self.documents + 1,
-            self.text_bytes + text_bytes,
-        )
+        text = document.text.encode()
+        text_hash = xxhash.xxh3_64_intdigest(text)
+        self.rows.extend((*document.at, end - self.tokens, text_hash))
+        self.tokens = end
+        self.text_bytes += len(text)
+        return len(text)
 
 
 class Maker:
     """Makes the shards of one source in a folder. Only one process may do so at a time.
 
-    shard_tokens: a shard is sealed at the first end of a document past this, unless the folder has shards of another
-    size. progress: called with the training tokens, the place in the source and the bytes of text, for each document.
+    Args:
+        shard_tokens: a shard is sealed at the first end of a document past this, unless the folder has
+            shards of another size.
+        progress: called for each document with the training tokens, the place in the source and the
+            bytes of its text.
+
+    Attributes:
+        next: the place in the source after what is sealed.
+        end: "all": the source has no more; "limit": there is enough of it; None: more is made.
+        dropped: rows left out before what is pending ends.
     """
 
     def __init__(
         self,
         pinned: Pinned,
-        v: Vocabulary,
+        vocabulary: Vocabulary,
         folder: Path,
         shard_tokens: int,
         files: Files,
         progress: Callable[[int, Cursor, int], None] = lambda tokens, at, text_bytes: None,
     ):
-        self.pinned, self.v, self.folder, self.shard_tokens = pinned, v, folder, shard_tokens
-        self.files, self.progress = files, progress
+        self.pinned = pinned
+        self.vocabulary = vocabulary
+        self.folder = folder
+        self.shard_tokens = shard_tokens
+        self.files = files
+        self.progress = progress
         self.read = documents  # what gives the rows of the source from a place on
-        self.pending = {split: Pending(v) for split in SPLITS}
+        self.pending = {split: Pending(vocabulary) for split in SPLITS}
         self.seals: list[Seal] = []
-        self.next: Cursor = Cursor(0, 0)
-        self.end: str | None = None  # "all": the source has no more; "limit": enough of it
-        self.dropped, self.since_seal = Drops(), Drops()
+        self.next = Cursor(0, 0)
+        self.end: str | None = None
+        self.dropped = Drops()
         self.compressed_bpb: dict[str, float] = {}
         folder.mkdir(parents=True, exist_ok=True)
         self.take_up()
@@ -130,30 +142,35 @@ class Maker:
         return self.folder / "manifest.json"
 
     def take_up(self) -> None:
-        """Go on behind what is sealed, and remove files of what is not."""
+        """Continue after what is sealed, and remove the files of what is not."""
         if self.path.is_file():
             manifest, self.seals = read_manifest(self.folder)
-            self.next, self.end = Cursor(*manifest["next"]), manifest["end"]
+            self.next = Cursor(*manifest["next"])
+            self.end = manifest["end"]
             self.dropped.counts.update(manifest["dropped"])
             self.dropped.examples = manifest["dropped_examples"]
             self.compressed_bpb = manifest["compressed_bpb"]
-            self.shard_tokens = manifest["shard_tokens"]  # as those that are there
-        kept = {info.file for seal in self.seals for info in seal.infos()}
-        for path in (*self.folder.glob("*.bin*"), *self.folder.glob(f"{self.path.name}.tmp*")):
-            if path.name not in kept:
-                path.unlink()
+            self.shard_tokens = manifest["shard_tokens"]
+        kept = self.paths_of(*(info for seal in self.seals for info in seal.infos()))
+        for pattern in ("*.bin*", "*.index*", f"{self.path.name}.tmp*"):
+            for path in self.folder.glob(pattern):
+                if path not in kept:
+                    path.unlink()
+
+    def paths_of(self, *infos: ShardInfo) -> set[Path]:
+        """Return the files of shards and of their indexes."""
+        shards = {self.folder / info.file for info in infos}
+        return shards | {index_path(self.folder, info) for info in infos}
 
     # ---- Making
 
     def tokens(self) -> int:
-        """Training tokens, sealed or not."""
-        return (
-            sum(seal.train.tokens for seal in self.seals if seal.train)
-            + self.pending["train"].tokens
-        )
+        """Return the training tokens, sealed or not."""
+        sealed = sum(seal.train.tokens for seal in self.seals if seal.train)
+        return sealed + self.pending["train"].tokens
 
     def make(self, limit: float) -> Iterator[Seal]:
-        """Seal shard after shard, up to the document that reaches `limit` training tokens; yields each seal."""
+        """Seal shard after shard, up to the document that reaches `limit` training tokens; yield each seal."""
         if self.end == "limit" and self.tokens() < limit:
             self.go_on()
         if self.end is None and self.tokens() >= limit:  # it was lowered
@@ -168,28 +185,32 @@ class Maker:
                 sum(seal.documents for seal in self.seals),
                 len(self.seals),
             )
-        made, begins, count, behind = self.tokens(), self.next, 0, self.next
+        sealed = self.tokens()
         rest = Drops()
-        for entry, ids in self.encoded(self.next, rest):
-            split = self.add(entry, ids)
-            self.since_seal.update(entry.dropped)
-            count, behind = count + 1, entry.behind
-            made += len(ids) + 1 if split == "train" else 0
-            self.progress(made, entry.at, entry.text_bytes)
-            reached = made >= limit
-            if reached or self.pending["train"].tokens >= self.shard_tokens:
-                yield self.seal(begins, behind, count, "limit" if reached else None)
-                begins, count = behind, 0
-            if reached:
+        for document, drops, ids in self.encoded(self.next, rest):
+            text_bytes = self.add(document, ids)
+            self.dropped.update(drops)
+            pending = self.pending["train"].tokens
+            made = sealed + pending
+            self.progress(made, document.at, text_bytes)
+            is_enough = made >= limit
+            if is_enough or pending >= self.shard_tokens:
+                after = Cursor(document.at.file, document.at.row + 1)
+                yield self.seal(after, "limit" if is_enough else None)
+                sealed = made
+            if is_enough:
                 return
-        self.since_seal.update(rest)
-        self.seal(begins, Cursor(len(self.pinned.files), 0), count, "all")
-        if count:
-            yield self.seals[-1]
+        self.dropped.update(rest)
+        known = len(self.seals)
+        self.seal(Cursor(len(self.pinned.files), 0), "all")
+        yield from self.seals[known:]
 
-    def encoded(self, at: Cursor, rest: Drops) -> Iterator[tuple[Entry, np.ndarray]]:
-        """Documents from a place in the source on, with their ids; what is dropped behind the last goes into `rest`."""
-        drawn: deque[Entry] = deque()
+    def encoded(self, at: Cursor, rest: Drops) -> Iterator[tuple[Document, Drops, np.ndarray]]:
+        """Yield the documents from a place in the source on, with what was dropped before each, and their ids.
+
+        rest: gets what is dropped after the last.
+        """
+        drawn: deque[tuple[Document, Drops]] = deque()
 
         def texts() -> Iterator[str]:
             drops = Drops()
@@ -197,141 +218,144 @@ class Maker:
                 if isinstance(item, Dropped):
                     drops.add(item, self.pinned.files[item.at.file].name)
                     continue
-                drawn.append(self.entry(item, drops))
+                drawn.append((item, drops))
                 drops = Drops()
                 yield item.text
             rest.update(drops)
 
-        for ids in self.v.encode_all(texts()):
-            yield drawn.popleft(), ids
+        for ids in self.vocabulary.encode_all(texts()):
+            yield *drawn.popleft(), ids
 
-    @staticmethod
-    def entry(document: Document, drops: Drops) -> Entry:
-        text = document.text
-        return Entry(
-            document.name, document.at, len(text) if text.isascii() else len(text.encode()), drops
-        )
+    def add(self, document: Document, ids: np.ndarray) -> int:
+        """Add a document to what is pending of its split. Returns the bytes of its text."""
+        split = "validation" if self.pinned.holds_out(document.name) else "train"
+        return self.pending[split].add(document, ids)
 
-    def add(self, entry: Entry, ids: np.ndarray) -> str:
-        """A document goes to its split, which is returned."""
-        split = "validation" if self.pinned.holds_out(entry.name) else "train"
-        self.pending[split].add(ids, entry.text_bytes)
-        return split
+    def seal(self, after: Cursor, end: str | None) -> Seal:
+        """Write what is pending as one shard per split, and the manifest that knows them.
 
-    def seal(self, begins: Cursor, behind: Cursor, count: int, end: str | None) -> Seal:
-        """Write what is pending as one shard a split, and the manifest that knows them."""
+        after: where in the source the next seal begins.
+        """
         infos = {}
         for split in SPLITS:
-            number = sum(bool(getattr(seal, split)) for seal in self.seals)
+            number = sum(getattr(seal, split) is not None for seal in self.seals)
             infos[split] = self.write(split, f"{split}_{number:05d}.bin")
+        dropped = Counter(self.dropped.counts)
+        for seal in self.seals:
+            dropped.subtract(seal.dropped)
         seal = Seal(
-            (begins.file, begins.row),
-            count,
-            dict(self.since_seal.counts),
-            infos["train"],
-            infos["validation"],
+            begins=(self.next.file, self.next.row),
+            documents=sum(info.documents for info in infos.values() if info),
+            dropped=dict(+dropped),
+            train=infos["train"],
+            validation=infos["validation"],
         )
-        self.dropped.update(self.since_seal)
-        self.since_seal.counts.clear()
-        self.since_seal.examples.clear()
-        self.next, self.end = behind, end
-        self.seals += [seal] if count else []
+        self.next = after
+        self.end = end
+        if seal.documents:
+            self.seals.append(seal)
         self.write_manifest()
         return seal
 
     def write(self, split: str, file: str) -> ShardInfo | None:
-        """Write what is pending of a split as a shard; None where that is nothing."""
+        """Write what is pending of a split as a shard with its index; None where that is nothing."""
         pending = self.pending[split]
-        if not pending.documents:
+        if not pending.rows:
             return None
+        rows = np.array(pending.rows).reshape(-1, 4)
         info = write_shard(
             self.folder / file,
             pending.ids[: pending.tokens],
-            pending.documents,
+            len(rows),
             pending.text_bytes,
-            self.v.sha256,
+            self.vocabulary.sha256,
             self.pinned.source.name,
-            self.v.size,
+            self.vocabulary.size,
         )
+        write_index(self.folder, info, [file.name for file in self.pinned.files], rows)
         pending.clear()
         return info
 
     def write_manifest(self) -> None:
-        p = self.pinned
-        write_whole(
-            self.path,
-            manifest_of(
-                self.seals,
-                source=p.source.name,
-                revision=p.revision,
-                key=p.key,
-                tokenizer_sha256=self.v.sha256,
-                shard_tokens=self.shard_tokens,
-                end=self.end,
-                next=self.next,
-                dropped=self.dropped.counts,
-                dropped_examples=self.dropped.examples,
-                compressed_bpb=self.compressed_bpb,
-            ),
+        content = manifest_of(
+            self.seals,
+            source=self.pinned.source.name,
+            revision=self.pinned.revision,
+            key=self.pinned.key,
+            tokenizer_sha256=self.vocabulary.sha256,
+            shard_tokens=self.shard_tokens,
+            end=self.end,
+            next=self.next,
+            dropped=self.dropped.counts,
+            dropped_examples=self.dropped.examples,
+            compressed_bpb=self.compressed_bpb,
         )
+        write_whole(self.path, content)
 
     def go_on(self) -> None:
-        """The limit was raised: a last shard that it cut short is made anew, as if the limit had not been there."""
-        last = self.seals[-1] if self.seals else None
+        """The limit was raised: make a last shard that it cut short again, as if it had not been there."""
         self.end = None
-        if last and (last.train is None or last.train.tokens < self.shard_tokens):
-            self.seals.pop()
-            self.next = Cursor(*last.begins)
-            self.dropped.counts.subtract(last.dropped)
-            self.dropped.counts = +self.dropped.counts
-            behind = [last.begins[0], last.begins[1]]
-            self.dropped.examples = [
-                example
-                for example in self.dropped.examples
-                if [self.file_number(example["file"]), example["row"]] < behind
-            ]
-            self.write_manifest()
-            for info in last.infos():
-                (self.folder / info.file).unlink(missing_ok=True)
+        if not self.seals:
+            return
+        last = self.seals[-1]
+        if last.train and last.train.tokens >= self.shard_tokens:
+            return
+        self.seals.pop()
+        self.next = Cursor(*last.begins)
+        self.dropped.counts = self.dropped.counts - Counter(last.dropped)
+        numbers = {file.name: number for number, file in enumerate(self.pinned.files)}
+        self.dropped.examples = [
+            example
+            for example in self.dropped.examples
+            if (numbers[example["file"]], example["row"]) < self.next
+        ]
+        self.write_manifest()
+        self.remove(*last.infos())
 
-    def file_number(self, name: str) -> int:
-        return next(i for i, file in enumerate(self.pinned.files) if file.name == name)
+    def remove(self, *infos: ShardInfo) -> None:
+        """Delete shards with their indexes."""
+        for path in self.paths_of(*infos):
+            path.unlink(missing_ok=True)
 
     # ---- Making again
 
     def absent(self) -> list[int]:
-        """Seals of which a shard is not there."""
-        return [
-            k
-            for k, seal in enumerate(self.seals)
-            if not all((self.folder / info.file).is_file() for info in seal.infos())
-        ]
+        """Return the seals of which a shard is not there."""
+        missing = []
+        for number, seal in enumerate(self.seals):
+            if not all((self.folder / info.file).is_file() for info in seal.infos()):
+                missing.append(number)
+        return missing
 
-    def remake(self, k: int) -> None:
-        """Make what is not there of a seal's shards again, between two others. Raises DataError where it does not come
-        out as it was; then it is not there."""
-        seal = self.seals[k]
-        for count, (entry, ids) in enumerate(self.encoded(Cursor(*seal.begins), Drops()), 1):
-            self.add(entry, ids)
-            self.progress(self.tokens(), entry.at, entry.text_bytes)
-            if count == seal.documents:
-                break
-        self.files.done(entry.at.file)
-        for split, info in zip(SPLITS, (seal.train, seal.validation), strict=True):
-            if (
-                info
-                and not (path := self.folder / info.file).is_file()
-                and self.write(split, info.file) != info
-            ):
-                path.unlink(missing_ok=True)
-                raise DataError(
-                    f"{self.folder}: {info.file} does not come out as it was when it is made again "
-                    f"(revision {self.pinned.revision}, tokenizer {self.v.sha256[:12]}); delete "
-                    f"{self.folder} and run: make data"
-                )
+    def remake(self, number: int) -> None:
+        """Make the missing shards of a seal again, between two others.
+
+        Raises DataError where one does not come out as it was; then it is not there.
+        """
+        seal = self.seals[number]
+        encoded = self.encoded(Cursor(*seal.begins), Drops())
+        for document, _, ids in itertools.islice(encoded, seal.documents):
+            text_bytes = self.add(document, ids)
+            self.progress(self.tokens(), document.at, text_bytes)
+        self.files.done(document.at.file)
+        for split in SPLITS:
+            info: ShardInfo | None = getattr(seal, split)
+            if info and not (self.folder / info.file).is_file():
+                self.remake_shard(split, info)
             self.pending[split].clear()
+
+    def remake_shard(self, split: str, info: ShardInfo) -> None:
+        """Write what is pending of a split, which must be this shard. Raises DataError."""
+        if self.write(split, info.file) == info:
+            return
+        self.remove(info)
+        raise DataError(
+            f"{self.folder}: {info.file} does not come out as it was when it is made again "
+            f"(revision {self.pinned.revision}, tokenizer {self.vocabulary.sha256[:12]}); "
+            f"{make_anew(self.folder)}"
+        )
 
 
 def rows_dropped(counts: dict[str, int]) -> str:
-    """Reasons and numbers, for a message."""
+    """Return reasons and numbers, for a message."""
     return ", ".join(f"{count} {reason}" for reason, count in sorted(counts.items())) or "none"

@@ -1,17 +1,21 @@
 """Token shards on disk: written once, described by a manifest, verified before anything is read from them.
 
     DATA_DIR/SOURCE/REVISION/TOKENIZER/manifest.json   sizes, hashes and counts of every shard
-                                         train_00000.bin validation_00000.bin ...
+                                       train_00000.bin train_00000.index validation_00000.bin ...
 
 A shard is a 256-byte header and little-endian token ids, uint16 where the vocabulary fits and uint32
 where not. Documents never cross a shard; each begins with the end-of-text token. The manifest
-(manifest.py) is rewritten whole behind each seal and tells where in the source a shard begins: any can be made again.
-Opening a source checks every size and header; a shard's hash is checked, by a thread ahead of training, before its
-tokens are first handed out.
+(manifest.py) is rewritten after each seal and says where in the source a shard begins, so that any
+shard can be made again. The index (document_index.py) says which document is where; nothing needs it.
+
+Opening a source checks every size and header. The hash of a shard is checked by a thread ahead of
+training, before its tokens are first handed out. After that, each read checks that nobody has
+written to the file since (OpenShard).
 """
 
 import os
 import struct
+import time
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -24,12 +28,18 @@ from train.data.data_paths import token_bytes
 from train.data.manifest import SPLITS, DataError, Seal, ShardInfo, make_anew, read_manifest
 
 MAGIC = b"PTTOKENS"
-HEADER = struct.Struct(
-    "<8sIIQQ32s64s"
-)  # magic, format, bytes a token, tokens, documents, tokenizer, source
+# magic, format, bytes per token, tokens, documents, SHA-256 of the tokenizer, source
+HEADER = struct.Struct("<8sIIQQ32s64s")
 HEADER_BYTES = 256
 FORMAT = 1  # of a shard
 DTYPES: dict[int, np.dtype] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
+
+CHUNK_BYTES = 2**24  # that are read at once to hash a file
+STILL_S = 0.5  # a file that was not written to for so long is taken to be written to the end
+LONGEST_WRITE_S = 15.0  # that a run waits for that
+
+# Of a file: inode, size, time of the last write, time of the last change. The last one cannot be set.
+Stamp = tuple[int, int, int, int]
 
 
 def write_shard(
@@ -41,17 +51,12 @@ def write_shard(
     source: str,
     vocab_size: int,
 ) -> ShardInfo:
-    """Write a shard whole or not at all, durably, and return its entry for the manifest. ids (n,) integer."""
+    """Write a shard whole or not at all, durably. ids: (n,) integer. Returns its entry in the manifest."""
     width = token_bytes(vocab_size)
-    header = HEADER.pack(
-        MAGIC,
-        FORMAT,
-        width,
-        len(ids),
-        documents,
-        bytes.fromhex(tokenizer_sha256),
-        source.encode()[:64],
-    ).ljust(HEADER_BYTES, b"\0")
+    tokenizer = bytes.fromhex(tokenizer_sha256)
+    name = source.encode()[:64]
+    header = HEADER.pack(MAGIC, FORMAT, width, len(ids), documents, tokenizer, name)
+    header = header.ljust(HEADER_BYTES, b"\0")
     payload = np.ascontiguousarray(ids.astype(DTYPES[width], copy=False)).data
     temporary = path.with_name(path.name + ".tmp")
     with open(temporary, "wb") as file:
@@ -63,52 +68,150 @@ def write_shard(
     digest = xxhash.xxh3_64(header)
     digest.update(payload)
     return ShardInfo(
-        path.name,
-        HEADER_BYTES + payload.nbytes,
-        len(ids),
-        documents,
-        text_bytes,
-        int(ids.max(initial=0)),
-        digest.hexdigest(),
+        file=path.name,
+        bytes=HEADER_BYTES + payload.nbytes,
+        tokens=len(ids),
+        documents=documents,
+        text_bytes=text_bytes,
+        max_id=int(ids.max(initial=0)),
+        xxh3=digest.hexdigest(),
     )
+
+
+def stamp_of(facts: os.stat_result) -> Stamp:
+    return facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
+
+
+def hash_file(file: int) -> str:
+    """Return the XXH3 of all bytes of an open file. Raises OSError."""
+    digest = xxhash.xxh3_64()
+    position = 0
+    while chunk := os.pread(file, CHUNK_BYTES, position):
+        digest.update(chunk)
+        position += len(chunk)
+    return digest.hexdigest()
+
+
+def dtype_of(info: ShardInfo) -> np.dtype:
+    """Return the type of a shard's token ids."""
+    return DTYPES[(info.bytes - HEADER_BYTES) // max(1, info.tokens) or 2]
+
+
+def unreadable(path: Path, error: OSError) -> DataError:
+    return DataError(f"{path}: cannot be read ({error.strerror}); make it again with: make data")
+
+
+class OpenShard:
+    """A shard that a run reads, which must stay what it was when its hash was verified.
+
+    It is read and not mapped: a process that maps a file ends with SIGBUS if somebody cuts it short.
+    """
+
+    def __init__(self, folder: Path, info: ShardInfo, stamp: Stamp):
+        """stamp: of the file when its hash was verified. Raises DataError."""
+        self.path = folder / info.file
+        self.info = info
+        self.stamp = stamp
+        self.dtype = dtype_of(info)
+        self.file = -1
+        try:
+            self.file = os.open(self.path, os.O_RDONLY)
+        except OSError as error:
+            raise unreadable(self.path, error) from None
+
+    def __del__(self) -> None:
+        if self.file >= 0:
+            os.close(self.file)
+
+    def read(self, begin: int, end: int) -> np.ndarray:
+        """Return the tokens from `begin` up to `end`, fewer at the shard's end. Raises DataError."""
+        width = self.dtype.itemsize
+        try:
+            while True:
+                content = os.pread(self.file, (end - begin) * width, HEADER_BYTES + begin * width)
+                # After the read: what was read has not changed since it was verified.
+                if stamp_of(os.fstat(self.file)) == self.stamp:
+                    return np.frombuffer(content, self.dtype)
+                self.verify_again()
+        except OSError as error:
+            raise unreadable(self.path, error) from None
+
+    def verify_again(self) -> None:
+        """Verify a file that somebody has written to. The same bytes again are harmless. Raises DataError."""
+        stamp = self.wait_until_still()
+        digest = hash_file(self.file)
+        if digest == self.info.xxh3:
+            self.stamp = stamp
+            return
+        error = DataError(
+            f"{self.path}: was overwritten while the run read it: it has {stamp[1]} bytes and the "
+            f"hash {digest}, and the manifest says {self.info.bytes} and {self.info.xxh3}; "
+            f"{remake(self.path)}"
+        )
+        error.changed_s = stamp[3] / 1e9
+        raise error
+
+    def wait_until_still(self) -> Stamp:
+        """Wait while somebody writes to the file, but not for ever. Returns its stamp."""
+        stamp = stamp_of(os.fstat(self.file))
+        deadline = time.monotonic() + LONGEST_WRITE_S
+        while time.monotonic() < deadline:
+            time.sleep(STILL_S)
+            before = stamp
+            stamp = stamp_of(os.fstat(self.file))
+            if stamp == before:
+                break
+        return stamp
+
+
+def remake(path: Path) -> str:
+    """Return the remedy for a single shard, which is made again from where it begins in its source."""
+    return f"delete {path} and run: make data"
 
 
 class ShardSet:
     """The shards of one source under one tokenizer.
 
-    partial: training shards may be absent, and more may come (refresh). Else the manifest must have its end.
-    check: look at every file's size and header on opening.
+    Args:
+        partial: training shards may be absent, and more may come (refresh). Otherwise the manifest
+            must have its end.
+        check: look at every file's size and header on opening.
+
     Raises DataError on opening if a file is missing, truncated, foreign or of another tokenizer.
     """
 
     def __init__(self, folder: Path, partial: bool = False, check: bool = True):
-        self.folder, self.partial, self.check = folder, partial, check
+        self.folder = folder
+        self.partial = partial
+        self.check = check
         self.shards: dict[str, list[ShardInfo]] = {split: [] for split in SPLITS}
         self.manifest: dict[str, Any] = {}
         self.seals: list[Seal] = []
         self.tokenizer_sha256 = ""
-        self._stamp: tuple[int, int] | None = None
-        self._open: dict[tuple[str, int], np.ndarray] = {}
-        self._checks: dict[tuple[str, int], tuple[tuple[int, int], Future[None]]] = {}
-        self._pool: ThreadPoolExecutor | None = None
+        self._manifest_stamp: Stamp | None = None
+        self._open: dict[tuple[str, int], OpenShard] = {}
+        self._checks: dict[tuple[str, int], tuple[Stamp, Future[None]]] = {}
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="hash")  # starts no thread yet
         self.refresh()
 
     def refresh(self) -> bool:
-        """Read the manifest again if it was written anew; returns whether there are more shards, or the end has come.
+        """Read the manifest again if it was rewritten.
 
-        Raises DataError where what was there has changed.
+        Returns whether there are more shards, or the end has come. Raises DataError if what was
+        there has changed.
         """
         path = self.folder / "manifest.json"
         try:
-            stamp = (path.stat().st_ino, path.stat().st_mtime_ns)
-            if stamp == self._stamp:
+            stamp = stamp_of(path.stat())
+            if stamp == self._manifest_stamp:
                 return False
             manifest, seals = read_manifest(self.folder)
         except FileNotFoundError:
             raise DataError(
                 f"{path}: there is no such file; prepare the data with: make data"
             ) from None
-        if seals[: len(self.seals)] != self.seals:
+        known = len(self.seals)
+        if seals[:known] != self.seals:
             raise DataError(
                 f"{path}: shards that were there have changed while they were in use; {self.remedy()}"
             )
@@ -116,16 +219,20 @@ class ShardSet:
             raise DataError(
                 f"{self.folder}: is not finished; go on with: make data, or set DATA_STREAM=1"
             )
-        grown = len(seals) > len(self.seals) or manifest["end"] != self.manifest.get("end")
         self.tokenizer_sha256 = manifest["tokenizer_sha256"]
-        for seal in seals[len(self.seals) :]:
-            for info in seal.infos() if self.check else ():
-                self.check_header(info, may_be_absent=self.partial and info is seal.train)
+        if self.check:
+            for seal in seals[known:]:
+                for info in seal.infos():
+                    self.check_header(info, may_be_absent=self.partial and info is seal.train)
+        has_grown = len(seals) > known or manifest["end"] != self.manifest.get("end")
         self.shards = {
-            split: [info for seal in seals if (info := getattr(seal, split))] for split in SPLITS
+            "train": [seal.train for seal in seals if seal.train],
+            "validation": [seal.validation for seal in seals if seal.validation],
         }
-        self.manifest, self.seals, self._stamp = manifest, seals, stamp
-        return grown
+        self.manifest = manifest
+        self.seals = seals
+        self._manifest_stamp = stamp
+        return has_grown
 
     @property
     def ended(self) -> bool:
@@ -134,19 +241,15 @@ class ShardSet:
 
     @property
     def key(self) -> str:
-        """Of all that decides which tokens come in which order: source, revision, tokenizer, size of a shard."""
-        m = self.manifest
-        return f"{m['source']} {m['key']} {self.tokenizer_sha256} {m['shard_tokens']}"
+        """All that decides which tokens come in which order: source, revision, tokenizer, size of a shard."""
+        facts = self.manifest
+        return f"{facts['source']} {facts['key']} {self.tokenizer_sha256} {facts['shard_tokens']}"
 
     def remedy(self) -> str:
         return make_anew(self.folder)
 
-    def remedy_of(self, info: ShardInfo) -> str:
-        """A single shard is made again from where it begins in its source."""
-        return f"delete {self.folder / info.file} and run: make data"
-
     def check_header(self, info: ShardInfo, may_be_absent: bool = False) -> None:
-        """Size, magic and the facts that the header repeats."""
+        """Check size, magic and the facts that the header repeats. Raises DataError."""
         path = self.folder / info.file
         try:
             with open(path, "rb") as file:
@@ -155,45 +258,43 @@ class ShardSet:
         except OSError as error:
             if may_be_absent and isinstance(error, FileNotFoundError):
                 return
-            raise DataError(
-                f"{path}: cannot be read ({error.strerror}); make it again with: make data"
-            ) from None
+            raise unreadable(path, error) from None
+        problem = self.find_fault(info, head, size)
+        if problem:
+            raise DataError(f"{path}: {problem}")
+
+    def find_fault(self, info: ShardInfo, head: bytes, size: int) -> str:
+        """Compare the first bytes and the size of a file with its entry. Returns what is wrong and the remedy, or ""."""
+        remedy = remake(self.folder / info.file)
         if head[:8] != MAGIC:
             page = "; it looks like an error page" if head.lstrip()[:1] == b"<" else ""
-            raise DataError(
-                f"{path}: not a token shard ({size} bytes, starts with {head[:20]!r}{page}); "
-                f"{self.remedy_of(info)}"
-            )
+            return f"not a token shard ({size} bytes, starts with {head[:20]!r}{page}); {remedy}"
         if size != info.bytes:
-            raise DataError(
-                f"{path}: {size} bytes, but the manifest says {info.bytes}; {self.remedy_of(info)}"
-            )
+            return f"{size} bytes, but the manifest says {info.bytes}; {remedy}"
         _, layout, width, tokens, documents, tokenizer, _ = HEADER.unpack(head[: HEADER.size])
-        if layout != FORMAT or width not in DTYPES or tokens * width + HEADER_BYTES != size:
-            raise DataError(
-                f"{path}: header says format {layout}, {tokens} tokens of {width} bytes, which does not "
-                f"fit its {size} bytes; {self.remedy_of(info)}"
-            )
-        if (tokens, documents) != (info.tokens, info.documents):
-            raise DataError(
-                f"{path}: holds {tokens} tokens of {documents} documents, but the manifest says "
-                f"{info.tokens} of {info.documents}; {self.remedy_of(info)}"
+        facts = (layout, width * tokens + HEADER_BYTES, tokens, documents)
+        if facts != (FORMAT, size, info.tokens, info.documents):
+            return (
+                f"header says format {layout}, {tokens} tokens of {width} bytes in {documents} "
+                f"documents, but the manifest says {info.tokens} tokens in {info.documents} documents "
+                f"and {size} bytes; {remedy}"
             )
         if tokenizer.hex() != self.tokenizer_sha256:
-            raise DataError(
-                f"{path}: made with tokenizer {tokenizer.hex()[:12]}, but the manifest says "
+            return (
+                f"made with tokenizer {tokenizer.hex()[:12]}, but the manifest says "
                 f"{self.tokenizer_sha256[:12]}; {self.remedy()}"
             )
+        return ""
 
     def check_vocabulary(self, tokenizer_sha256: str, vocab_size: int) -> None:
-        """Raises DataError unless the shards are of this tokenizer and every id has a row in the embedding."""
+        """Raise DataError unless the shards are of this tokenizer and every id has a row in the embedding."""
         if self.tokenizer_sha256 != tokenizer_sha256:
             raise DataError(
                 f"{self.folder}: the shards are of tokenizer {self.tokenizer_sha256[:12]}, but TOKENIZER "
                 f"gives {tokenizer_sha256[:12]}; choose that tokenizer, or {self.remedy()}"
             )
-        for split in SPLITS:
-            for info in self.shards[split]:
+        for seal in self.seals:
+            for info in seal.infos():
                 if info.max_id >= vocab_size:
                     raise DataError(
                         f"{self.folder / info.file}: holds token id {info.max_id}, but VOCAB_SIZE="
@@ -202,76 +303,72 @@ class ShardSet:
 
     # ---- Reading
 
-    def tokens(self, split: str, shard: int) -> np.ndarray:
-        """(n_tokens,) ids of a shard, memory-mapped, once its hash is found right."""
+    def read(self, split: str, shard: int, begin: int, end: int) -> np.ndarray:
+        """Return (end - begin,) tokens of a shard whose hash was found right, fewer at its end. Raises DataError."""
         key = (split, shard)
         if key not in self._open:
-            info = self.shards[split][shard]
-            self.check_soon(split, shard).result()
-            width = (info.bytes - HEADER_BYTES) // info.tokens if info.tokens else 2
-            mapped = np.memmap(
-                self.folder / info.file, DTYPES[width], "r", HEADER_BYTES, (info.tokens,)
-            )
-            self._open[key] = mapped.view(
-                np.ndarray
-            )  # a slice of a memmap is one too, which costs more than its copy
-        return self._open[key]
+            stamp = self.verified(split, shard)
+            self._open[key] = OpenShard(self.folder, self.shards[split][shard], stamp)
+        return self._open[key].read(begin, end)
+
+    def tokens(self, split: str, shard: int) -> np.ndarray:
+        """Return (n_tokens,) ids of a shard, memory-mapped, for commands that go once through everything."""
+        self.verified(split, shard)
+        info = self.shards[split][shard]
+        path = self.folder / info.file
+        mapped = np.memmap(path, dtype_of(info), "r", HEADER_BYTES, (info.tokens,))
+        return mapped.view(np.ndarray)  # a slice of a memmap costs more than its copy
+
+    def verified(self, split: str, shard: int) -> Stamp:
+        """Wait until the hash of a shard is found right. Returns the stamp that the file had. Raises DataError."""
+        self.check_soon(split, shard).result()
+        return self._checks[split, shard][0]
 
     def check_soon(self, split: str, shard: int) -> "Future[None]":
-        """Have a thread check a shard's hash, unless it was; the result raises what is wrong."""
-        key, info = (split, shard), self.shards[split][shard]
+        """Have a thread check the hash of a file, unless it has. The result raises what is wrong."""
+        key = (split, shard)
+        info = self.shards[split][shard]
+        path = self.folder / info.file
         try:
-            facts = (self.folder / info.file).stat()
+            stamp = stamp_of(path.stat())
         except OSError as error:
             missing: Future[None] = Future()
-            missing.set_exception(
-                DataError(
-                    f"{self.folder / info.file}: cannot be read ({error.strerror}); make it "
-                    "again with: make data"
-                )
-            )
+            missing.set_exception(unreadable(path, error))
             return missing
-        stamp = (
-            facts.st_ino,
-            facts.st_mtime_ns,
-        )  # one that was deleted and made again is checked again
+        # One that was deleted and made again is checked again.
         if key not in self._checks or self._checks[key][0] != stamp:
-            self._pool = self._pool or ThreadPoolExecutor(1, thread_name_prefix="hash")
-            self._checks[key] = stamp, self._pool.submit(self.check_hash, info)
+            self._checks[key] = (stamp, self._pool.submit(self.check_hash, info))
         return self._checks[key][1]
 
     def is_there(self, shard: int) -> bool:
-        """Whether the file of a training shard exists: beyond DATA_CACHE_GB those that are through are deleted."""
+        """Return whether the file of a training shard exists: DATA_CACHE_GB deletes those that are used up."""
         return (self.folder / self.shards["train"][shard].file).is_file()
 
     def keep_open(self, shards: Iterable[int]) -> None:
-        """Let go of all training shards but these: a deleted one takes its room as long as it is mapped."""
-        kept = set(shards)
-        self._open = {
-            key: ids for key, ids in self._open.items() if key[0] != "train" or key[1] in kept
-        }
+        """Close all training shards but these: a deleted file takes its space as long as it is open."""
+        kept = {("train", shard) for shard in shards}
+        for key in list(self._open):
+            if key[0] == "train" and key not in kept:
+                del self._open[key]
 
     def check_hash(self, info: ShardInfo) -> None:
-        """Raises DataError if the file's bytes are not those that were written."""
-        path, digest = self.folder / info.file, xxhash.xxh3_64()
+        """Raise DataError if the file's bytes are not those that were written."""
+        path = self.folder / info.file
         try:
             with open(path, "rb") as file:
-                while piece := file.read(2**24):
-                    digest.update(piece)
+                digest = hash_file(file.fileno())
         except OSError as error:
+            raise unreadable(path, error) from None
+        if digest != info.xxh3:
             raise DataError(
-                f"{path}: cannot be read ({error.strerror}); make it again with: make data"
-            ) from None
-        if digest.hexdigest() != info.xxh3:
-            raise DataError(
-                f"{path}: damaged, its hash is {digest.hexdigest()} and the manifest says {info.xxh3}; "
-                f"{self.remedy_of(info)}"
+                f"{path}: damaged, its hash is {digest} and the manifest says {info.xxh3}; "
+                f"{remake(path)}"
             )
 
     def windows(self, split: str, seq_len: int) -> list[int]:
-        """ShardInfo.windows of each shard."""
+        """Return ShardInfo.windows of each shard."""
         return [info.windows(seq_len) for info in self.shards[split]]
 
     def total(self, split: str, field: str) -> int:
-        """Sum of a ShardInfo field over a split."""
+        """Return the sum of a ShardInfo field over a split."""
         return sum(getattr(info, field) for info in self.shards[split])

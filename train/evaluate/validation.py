@@ -111,7 +111,7 @@ class Evaluator:
         self.full = self.choose(candidates, FULL_SET * config.eval_tokens)
         self.full_is_all = len(self.full) == sum(map(len, candidates.values()))
         for name, shard in {(window.source, window.shard) for window in self.full}:
-            sources[name].tokens("validation", shard)  # verified now, not hours into the run
+            sources[name].read("validation", shard, 0, 0)  # verified now, not hours into the run
 
     def list_windows(self, name: str) -> list[Window]:
         """List every validation window of a source, in the order of their hashes."""
@@ -204,9 +204,9 @@ class Evaluator:
         tokens = np.zeros((rows, length), dtype=np.int64)
         targets = np.full((rows, length), IGNORED, dtype=np.int64)
         for row, window in enumerate(windows):
-            whole = self.sources[window.source].tokens("validation", window.shard)
             begin = window.number * length
-            ids = whole[begin : begin + length + 1]
+            shards = self.sources[window.source]
+            ids = shards.read("validation", window.shard, begin, begin + length + 1)
             tokens[row, : len(ids) - 1] = ids[:-1]
             targets[row, : len(ids) - 1] = ids[1:]
         return tokens, targets

@@ -10,6 +10,7 @@ that is killed meanwhile decides the same again; it comes to the same weights wh
 import dataclasses
 import logging
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,8 @@ from train.checkpoint import checkpoint, find
 from train.checkpoint.manifest import CheckpointError
 from train.data.batch import Batch
 from train.data.manifest import DataError
-from train.data.mixture import Gap, with_gap
+from train.data.mixture import Gap, sample_range, with_gap
+from train.data.sample_text import list_documents
 from train.distributed.world import from_first, together
 from train.faults.double_check import describe, find_suspects
 from train.faults.guard import LOOK_BACK, MAX_ROLLBACKS, GuardError
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from train.job import Job
 
 log = logging.getLogger(__name__)
+
+DOCUMENTS = 32  # of a skipped step, or of what a rollback passes over, that the record lists
 
 
 def resume(job: "Job", changes: dict[str, list], is_streamed: bool = False) -> None:
@@ -133,6 +137,8 @@ def skip_step(job: "Job", batch: Batch, numbers: StepNumbers, seconds: float) ->
 
     Raises GuardError, on all ranks, where going back has not helped either.
     """
+    for hook in job.hooks:
+        hook.after_refusal(job, batch)
     config, step = job.config, job.step + 1
     names = job.loader.names(numbers.samples) if job.world.is_first else []
     facts: dict[str, Any] = {"loss": numbers.loss, "grad_norm": numbers.grad_norm}
@@ -154,6 +160,7 @@ def skip_step(job: "Job", batch: Batch, numbers: StepNumbers, seconds: float) ->
         reason=numbers.refused,
         samples=[first, last],
         names=names[:16],
+        documents=documents_of(job, numbers.samples),
         step_ms=1000 * seconds,
         **facts,
     )
@@ -175,6 +182,16 @@ def skip_step(job: "Job", batch: Batch, numbers: StepNumbers, seconds: float) ->
         limit_s = config.start_timeout_s + job.saver.limit_s
         with job.activity("going back to a checkpoint", limit_s, "START_TIMEOUT_S"):
             go_back(job)
+
+
+def documents_of(job: "Job", samples: Sequence[int]) -> list[dict[str, Any]]:
+    """List the first documents of samples, for the record, which only the first rank writes.
+
+    Fine-tuning has no shards and lists none.
+    """
+    if not (job.world.is_first and job.loader.sources):
+        return []
+    return list_documents(job.loader, job.vocabulary, samples, DOCUMENTS)
 
 
 def go_back(job: "Job") -> None:
@@ -215,6 +232,8 @@ def pass_over(job: "Job", here: int, since: int, began: float, **values: float) 
     """
     windows = (here - since) * job.config.batch_windows
     job.gaps = with_gap(job.gaps, here, windows, since)
+    end = sample_range(since, job.config.batch_windows, gaps=job.gaps).start
+    passed_over = range(end - job.gaps[-1].windows, end)
     job.requests.add("save")  # a kill would find the old gaps only
     for hook in job.hooks:
         hook.after_rollback(job)
@@ -222,7 +241,8 @@ def pass_over(job: "Job", here: int, since: int, began: float, **values: float) 
         "rollback",
         job.step,
         job.tokens,
-        passed_over=job.gaps[-1].windows,
+        passed_over=len(passed_over),
+        documents=documents_of(job, passed_over),
         seconds=time.perf_counter() - began,
         **values,
         **{"from": here},

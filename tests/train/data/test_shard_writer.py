@@ -16,10 +16,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xxhash
 
 from settings import ROOT
 from train.data import shard_writer, tokenizer
-from train.data.manifest import DataError, Seal
+from train.data.document_index import read_index
+from train.data.manifest import DataError, Seal, ShardInfo
 from train.data.shard_writer import EXAMPLES, Maker
 from train.data.shards import HEADER_BYTES
 from train.data.sources.fetch import Files
@@ -100,6 +102,9 @@ class Expected:
     )
     counts: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     text_bytes: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    index: dict[str, list[tuple]] = dataclasses.field(
+        default_factory=lambda: {"train": [], "validation": []}
+    )
 
 
 def expected(v: Vocabulary, limit: float = math.inf) -> list[Expected]:
@@ -114,6 +119,8 @@ def expected(v: Vocabulary, limit: float = math.inf) -> list[Expected]:
             draw = int.from_bytes(hashlib.sha256(row["id"].encode()).digest()[:8], "little") / 2**64
             split = "validation" if draw < 0.2 else "train"
             ids = [v.end_of_text, *v.encode(text)]
+            text_hash = xxhash.xxh3_64_intdigest(text.encode())
+            seal.index[split].append((f"{f}.jsonl", r, len(seal.ids[split]), text_hash))
             seal.ids[split] += ids
             seal.documents += 1
             seal.counts[split] += 1
@@ -146,6 +153,7 @@ def check(folder: Path, v: Vocabulary, limit: float = math.inf) -> None:
             numbers[split] += 1
             stored = np.fromfile(folder / entry[split]["file"], "<u2")[HEADER_BYTES // 2 :]
             assert stored.tolist() == seal.ids[split]
+            check_index(folder, ShardInfo(**entry[split]), seal.index[split])
             assert (
                 entry[split]["documents"],
                 entry[split]["text_bytes"],
@@ -153,8 +161,20 @@ def check(folder: Path, v: Vocabulary, limit: float = math.inf) -> None:
             ) == (seal.counts[split], seal.text_bytes[split], len(seal.ids[split]))
     assert manifest["documents"] == sum(seal.documents for seal in wanted)
     assert {path.name for path in folder.iterdir()} == {"manifest.json"} | {
-        f"{split}_{k:05d}.bin" for split in numbers for k in range(numbers[split])
+        f"{split}_{k:05d}.{kind}"
+        for split in numbers
+        for k in range(numbers[split])
+        for kind in ("bin", "index")
     }
+
+
+def check_index(folder, info, wanted):
+    """wanted: (file, row, first token, hash of the text) of each document."""
+    index = read_index(folder, info)
+    names = [Path(index.names[k]).name for k in index.file]
+    columns = (names, index.row.tolist(), index.begin[:-1].tolist(), index.text_hash.tolist())
+    assert list(zip(*columns, strict=True)) == wanted
+    assert index.begin[-1] == info.tokens
 
 
 # ---- Undisturbed
