@@ -250,7 +250,7 @@ def describe_document(document: Any) -> str:
         return "?"
     place = document.get("shard")
     if "file" in document:
-        place = f"{document['file']} row {document.get('row')}"
+        place = f"{document['file']}:{document.get('row')}"
     return f"{document.get('source')} {place}: {document.get('text')}"
 
 

@@ -1,15 +1,19 @@
 """train/replay.py: losses of a refused step, compared with the model and the data opened here."""
 
+import math
 import re
 from pathlib import Path
 
 import pytest
 import torch
 
+from record import status
 from record.metrics import Recorder
 from record.run_paths import RunPaths
 from settings.config import Config
-from tests.running import environment, tensors, train
+from tests.faults import test_data
+from tests.faults.inject import Fault, faulty
+from tests.running import environment, events, tensors, train
 from tests.train.making import ALONE
 from train import replay
 from train.data import prepare
@@ -92,5 +96,50 @@ def test_a_loss_that_is_no_number_comes_first(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    replay.show([(float("nan"), 3, "a"), (2.0, 1, "b"), (1.0, 2, "c")])
+    replay.show([(float("nan"), 3, "a"), (2.0, 1, "b"), (1.0, 2, "c")], [])
     assert "nan           3  a" in caplog.text
+
+
+def test_the_text_of_a_refused_step_is_in_record_status_and_replay(
+    tmp_path, data, monkeypatch, caplog
+):
+    caplog.set_level("INFO")
+    texts = [f"\x1b[31m text {i} \u202e" + "abcd efgh " * (i % 7 + 3) for i in range(80)]
+    rows = [test_data.row(f"p{i}", text) for i, text in enumerate(texts)]
+    env = environment(
+        tmp_path,
+        test_data.papers(tmp_path, data, b"".join(rows)),
+        **{"MAX_STEPS": 8, "SAVE_EVERY": 1, "EVAL_TOKENS": 256, "SAMPLE_TOKENS": 0},
+    )
+    prepare.prepare(Config.load(env))
+    bad = Fault("forward", "multiply", samples=(32, 80), value=math.nan, every=True)
+    train(faulty(env, tmp_path, bad))
+
+    skips = events(tmp_path / "run", "skip")
+    (rollback,) = events(tmp_path / "run", "rollback")
+    assert [skip["step"] for skip in skips] == [3, 3, 3] and rollback["step"] == 2
+    assert rollback["documents"][0]["sample"] == 32
+    for first, skip in zip((32, 48, 64), skips, strict=True):
+        assert 16 <= len(skip["documents"]) <= 32
+        assert skip["documents"][0]["sample"] == first
+        for document in skip["documents"]:
+            assert document["file"] == f"{tmp_path}/papers/0.jsonl"
+            text = texts[document["row"] - 1]
+            shown = text.replace("\x1b", r"\x1b").replace("\u202e", r"\u202e")
+            assert document["text"] in shown and document["text"][:12] == shown[:12]
+
+    shown = status.look_after("status", RunPaths(tmp_path / "run"))
+    assert "step 3 was skipped (nonfinite). Its text:" in shown
+    for document in skips[-1]["documents"][:8]:
+        line = f"papers {tmp_path}/papers/0.jsonl:{document['row']}: {document['text']}"
+        assert f"{'':30} {line[:200]}\n" in shown
+    assert f"and {len(skips[-1]['documents']) - 8} more in" in shown
+    assert shown.replace("\n", "").isprintable()
+
+    assert call(env, monkeypatch, STEP="3") == 0
+    lines = [record.getMessage() for record in caplog.records]
+    heads = [number for number, line in enumerate(lines) if "  papers:epoch " in line]
+    assert len(heads) == 30
+    for number in heads:
+        begin = f"{'':22}papers {tmp_path}/papers/0.jsonl:"
+        assert lines[number + 1].startswith(begin) and r": \x1b[31m text" in lines[number + 1]

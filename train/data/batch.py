@@ -119,12 +119,13 @@ class Loader:
         """Return (count, T + 1) int64 tokens of located samples. Raises DataError."""
         length = self.config.seq_len
         windows = np.empty((count, length + 1), dtype=np.int64)
-        for row in range(count):
-            at = offset + row
-            begin = int(located.window[at]) * length
-            source = self.sources[int(located.source[at])]
-            shard = int(located.shard[at])
-            windows[row] = source.read("train", shard, begin, begin + length + 1)
+        sources = located.source[offset : offset + count]
+        shards = located.shard[offset : offset + count]
+        begins = located.window[offset : offset + count] * length
+        for source, shard in sorted(set(zip(sources.tolist(), shards.tolist(), strict=True))):
+            rows = (sources == source) & (shards == shard)
+            spans = [(begin, begin + length + 1) for begin in begins[rows].tolist()]
+            windows[rows] = self.sources[source].read("train", shard, spans)
         return windows
 
     # ---- Samples
@@ -281,19 +282,16 @@ class Loader:
         hashes = [info.xxh3 for info in shards.shards["train"][:number]]
         return hashlib.sha256(repr(hashes).encode()).hexdigest()[:16]
 
-    def differs(self, opened: Mapping[str, Mapping[str, Any]]) -> str:
-        """Return the source of which what was opened is not what there is now; "" if all are the same."""
-        for shards, order in self.pairs():
-            then = opened.get(order.name)
-            if then is None:
-                return order.name
-            number = then["shards"]
-            if then["round"]:
-                fits = order.ended and number == len(order.shard_ends)
-            else:
-                fits = number in (0, *order.group_shard_ends)
-            if not fits or self.digest(shards, number) != then["digest"]:
-                return order.name
+    def differs(
+        self, opened: Mapping[str, Mapping[str, Any]], step: int, gaps: Sequence[Gap]
+    ) -> str:
+        """Compare what `opened` returned for a step with what it returns now.
+
+        Returns the source of which the shards or the order are other ones; "" if all are the same.
+        """
+        for name, now in self.opened(step, gaps).items():
+            if opened.get(name) != now:
+                return name
         return ""
 
 

@@ -1,7 +1,8 @@
 """The manifest of a folder of token shards: what each shard holds, and where in the source it begins.
 
-Rewritten whole behind each seal, which is a training shard, the validation shard of the same stretch of the source, and
-where in the source that stretch begins. Standard library only: make plan and make doctor read it too.
+It is rewritten as a whole after each seal: a training shard, the validation shard of the same stretch of
+the source, and where in the source that stretch begins. Standard library only: make plan and make doctor
+read it too.
 """
 
 import dataclasses
@@ -26,7 +27,7 @@ KEYS = (
     "dropped",
     "dropped_examples",
     "compressed_bpb",
-)  # beside schema and seals
+)  # next to schema and seals
 
 
 class DataError(Exception):
@@ -53,7 +54,7 @@ class ShardInfo:
     xxh3: str
 
     def windows(self, seq_len: int) -> int:
-        """Windows of seq_len + 1 tokens, each starting seq_len after the last."""
+        """Return the number of windows of seq_len + 1 tokens, each starting seq_len after the last."""
         return max(0, self.tokens - 1) // seq_len
 
 
@@ -61,7 +62,9 @@ class ShardInfo:
 class Seal:
     """What was sealed together: a stretch of the source, from (file, row) on.
 
-    documents: those in the two shards; dropped: reason -> rows left out.
+    Attributes:
+        documents: number of those in the two shards.
+        dropped: reason -> rows left out.
     """
 
     begins: tuple[int, int]
@@ -72,7 +75,7 @@ class Seal:
 
     @classmethod
     def of(cls, entry: dict[str, Any]) -> "Seal":
-        """From the manifest's JSON. Raises KeyError, TypeError, ValueError."""
+        """Return a seal from the manifest's JSON. Raises KeyError, TypeError, ValueError."""
         train, validation = (
             ShardInfo(**entry[split]) if entry[split] else None for split in SPLITS
         )
@@ -97,10 +100,12 @@ def manifest_of(
     dropped_examples: Sequence[Mapping[str, Any]] = (),
     compressed_bpb: Mapping[str, float] = MappingProxyType({}),
 ) -> bytes:
-    """The text of manifest.json.
+    """Return the text of manifest.json.
 
-    key: of the declaration at its revision; end: "all" where the source has no more, "limit" where more was not
-    wanted, None while more is made, from the place `next` on.
+    Args:
+        key: of the declaration at its revision.
+        end: "all" if the source has no more, "limit" if no more was wanted, None while more is made.
+        next: the place in the source from which on more is made.
     """
     content = {
         "schema": SCHEMA,
@@ -121,13 +126,13 @@ def manifest_of(
 
 
 def read_manifest(folder: Path) -> tuple[dict[str, Any], list[Seal]]:
-    """The manifest of a folder of shards. Raises FileNotFoundError, and DataError where it is none."""
+    """Read the manifest of a folder of shards. Raises FileNotFoundError; DataError if it is none."""
     path = folder / "manifest.json"
     return parse_manifest(path, path.read_bytes())
 
 
 def parse_manifest(path: Path, content: bytes) -> tuple[dict[str, Any], list[Seal]]:
-    """A manifest with all of its keys, and its seals. Raises DataError with the path."""
+    """Return a manifest, which has all of its keys, and its seals. Raises DataError with the path."""
     try:
         manifest = json.loads(content)
         if manifest["schema"] != SCHEMA:
@@ -144,5 +149,5 @@ def parse_manifest(path: Path, content: bytes) -> tuple[dict[str, Any], list[Sea
 
 
 def make_anew(folder: Path) -> str:
-    """The remedy where a folder of shards as a whole is not what it should be."""
+    """Return the remedy if a folder of shards as a whole is not what it should be."""
     return f"delete {folder} and run: make data"

@@ -1,13 +1,14 @@
 """Which text a sample is: its documents, with file and row where the shard has an index, and how they begin."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from record.durable import make_printable
 from train.data.batch import Loader
-from train.data.document_index import read_index
+from train.data.document_index import DocumentIndex, index_path, read_index
 from train.data.manifest import DataError
 from train.data.shards import ShardSet
 from train.data.tokenizer import Vocabulary
@@ -27,18 +28,25 @@ def list_documents(
         Nothing in it can act on a terminal. What cannot be read is left out.
     """
     documents: list[dict[str, Any]] = []
+    indexes: dict[Path, DocumentIndex | None] = {}
     at = loader.mixture.locate(np.asarray(samples[:most], dtype=np.int64))
     for sample, source, shard, window in zip(samples, at.source, at.shard, at.window, strict=False):
         shards = loader.sources[source]
+        info = shards.shards["train"][shard]
         facts = {
             "sample": int(sample),
             "source": loader.mixture.names[source],
-            "shard": shards.shards["train"][shard].file,
+            "shard": info.file,
         }
+        path = index_path(shards.folder, info)
+        if path not in indexes:
+            indexes[path] = read_index(shards.folder, info)
         begin = int(window) * loader.config.seq_len
         end = begin + loader.config.seq_len
         try:
-            for document in read_documents(shards, int(shard), begin, end, vocabulary):
+            for document in read_documents(
+                shards, int(shard), indexes[path], begin, end, vocabulary
+            ):
                 documents.append(facts | document)
         except DataError:  # the next batch says so
             continue
@@ -46,10 +54,14 @@ def list_documents(
 
 
 def read_documents(
-    shards: ShardSet, shard: int, begin: int, end: int, vocabulary: Vocabulary
+    shards: ShardSet,
+    shard: int,
+    index: DocumentIndex | None,
+    begin: int,
+    end: int,
+    vocabulary: Vocabulary,
 ) -> Iterator[dict[str, Any]]:
     """Yield the documents that have a token in [begin, end) of a training shard. Raises DataError."""
-    index = read_index(shards.folder, shards.shards["train"][shard])
     if index:
         for number in index.find(begin, end):
             first, after = index.begin[number : number + 2]
@@ -60,7 +72,7 @@ def read_documents(
                 "text": read_text(shards, shard, int(first), int(after), vocabulary),
             }
         return
-    ids = shards.read("train", shard, begin, end)
+    (ids,) = shards.read("train", shard, [(begin, end)])
     inside = np.flatnonzero(ids[1:] == vocabulary.end_of_text) + 1
     firsts = [begin, *(begin + inside).tolist()]
     for first, after in zip(firsts, [*firsts[1:], end], strict=True):
@@ -70,6 +82,6 @@ def read_documents(
 def read_text(shards: ShardSet, shard: int, begin: int, end: int, vocabulary: Vocabulary) -> str:
     """Return the first CHARACTERS of the text of these tokens, with escapes."""
     most = 1 + CHARACTERS * TOKENS_PER_CHARACTER
-    ids = shards.read("train", shard, begin, min(end, begin + most))
+    (ids,) = shards.read("train", shard, [(begin, min(end, begin + most))])
     text = vocabulary.decode(ids[ids != vocabulary.end_of_text])
     return make_printable(text[:CHARACTERS])

@@ -16,7 +16,7 @@ written to the file since (OpenShard).
 import os
 import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -123,15 +123,19 @@ class OpenShard:
         if self.file >= 0:
             os.close(self.file)
 
-    def read(self, begin: int, end: int) -> np.ndarray:
-        """Return the tokens from `begin` up to `end`, fewer at the shard's end. Raises DataError."""
+    def read(self, spans: Sequence[tuple[int, int]]) -> list[np.ndarray]:
+        """Return the tokens of each span, from its begin up to its end. Raises DataError."""
         width = self.dtype.itemsize
         try:
             while True:
-                content = os.pread(self.file, (end - begin) * width, HEADER_BYTES + begin * width)
-                # After the read: what was read has not changed since it was verified.
+                found = []
+                for begin, end in spans:
+                    size = (end - begin) * width
+                    content = os.pread(self.file, size, HEADER_BYTES + begin * width)
+                    found.append(np.frombuffer(content, self.dtype))
+                # After the reads: what was read has not changed since it was verified.
                 if stamp_of(os.fstat(self.file)) == self.stamp:
-                    return np.frombuffer(content, self.dtype)
+                    return found
                 self.verify_again()
         except OSError as error:
             raise unreadable(self.path, error) from None
@@ -303,13 +307,16 @@ class ShardSet:
 
     # ---- Reading
 
-    def read(self, split: str, shard: int, begin: int, end: int) -> np.ndarray:
-        """Return (end - begin,) tokens of a shard whose hash was found right, fewer at its end. Raises DataError."""
+    def read(self, split: str, shard: int, spans: Sequence[tuple[int, int]]) -> list[np.ndarray]:
+        """Return the (end - begin,) tokens of each span of a shard, fewer at the shard's end.
+
+        Raises DataError unless they are those whose hash was found right.
+        """
         key = (split, shard)
         if key not in self._open:
             stamp = self.verified(split, shard)
             self._open[key] = OpenShard(self.folder, self.shards[split][shard], stamp)
-        return self._open[key].read(begin, end)
+        return self._open[key].read(spans)
 
     def tokens(self, split: str, shard: int) -> np.ndarray:
         """Return (n_tokens,) ids of a shard, memory-mapped, for commands that go once through everything."""

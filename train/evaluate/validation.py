@@ -111,7 +111,7 @@ class Evaluator:
         self.full = self.choose(candidates, FULL_SET * config.eval_tokens)
         self.full_is_all = len(self.full) == sum(map(len, candidates.values()))
         for name, shard in {(window.source, window.shard) for window in self.full}:
-            sources[name].read("validation", shard, 0, 0)  # verified now, not hours into the run
+            sources[name].read("validation", shard, [])  # verified now, not hours into the run
 
     def list_windows(self, name: str) -> list[Window]:
         """List every validation window of a source, in the order of their hashes."""
@@ -206,7 +206,8 @@ class Evaluator:
         for row, window in enumerate(windows):
             begin = window.number * length
             shards = self.sources[window.source]
-            ids = shards.read("validation", window.shard, begin, begin + length + 1)
+            span = (begin, begin + length + 1)
+            (ids,) = shards.read("validation", window.shard, [span])
             tokens[row, : len(ids) - 1] = ids[:-1]
             targets[row, : len(ids) - 1] = ids[1:]
         return tokens, targets

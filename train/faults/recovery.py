@@ -83,7 +83,7 @@ def start_anew(job: "Job") -> None:
 
 def check_data(job: "Job", opened: dict[str, Any]) -> None:
     """Raises DataError unless the shards that a checkpoint has opened are those that there are, in the same groups."""
-    name = job.loader.differs(opened) if opened else None
+    name = job.loader.differs(opened, job.step, job.gaps) if opened else None
     if name:
         folder = job.loader.sources[job.loader.mixture.names.index(name)].folder
         raise other_data(job.paths.checkpoints, f"the shards of {name} in {folder}")

@@ -335,7 +335,7 @@ def test_what_was_opened_may_have_more_behind_it_and_may_not_have_changed(tmp_pa
             for (later, spoilt), other in loaders.items():
                 if later >= made:
                     spoils = spoilt is not None and spoilt < opened["a"]["shards"]
-                    assert other.differs(opened) == ("a" if spoils else ""), (
+                    assert other.differs(opened, step, ()) == ("a" if spoils else ""), (
                         made,
                         step,
                         later,
@@ -370,26 +370,25 @@ def test_an_epoch_that_ended_holds_the_source_to_the_shards_that_it_had(tmp_path
     ):
         opened = loader.opened(step, gaps)
         assert (opened["a"]["shards"], opened["a"]["round"]) == (number, step >= 5)
-        assert {made for made, other in others.items() if other.differs(opened) == ""} == fits, (
+        assert {
+            made for made, other in others.items() if other.differs(opened, step, gaps) == ""
+        } == fits, (
             step,
             gaps,
         )
 
 
-def test_another_size_of_groups_is_no_fit_for_what_was_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_size_of_groups_is_no_fit_for_what_was_opened(tmp_path, monkeypatch):
     monkeypatch.setattr(data_paths, "GROUP_SHARDS", 4)
     c, sources = two(tmp_path)
     loader = Loader(c, sources, world(), END)
     step = next(s for s in range(20) if loader.opened(s, ())["a"]["shards"] == 4)
     monkeypatch.setattr(data_paths, "GROUP_SHARDS", 1)
-    other = Loader(c, sources, world(), END)
-    assert other.differs(loader.opened(step, ())) == ""  # it ends a group there, too
-    step = next(s for s in range(20) if loader.opened(s, ())["a"]["shards"] == 2)
+    assert Loader(c, sources, world(), END).differs(loader.opened(step, ()), step, ()) == "a"
     monkeypatch.setattr(data_paths, "GROUP_SHARDS", 4)
-    spans = Loader(c, two(tmp_path / "one", 1, None, partial=True)[1], world(), END)
-    assert spans.differs(loader.opened(step, ())) == "a"  # of which there is less now
+    step = next(s for s in range(20) if loader.opened(s, ())["a"]["shards"] == 2)
+    fewer = Loader(c, two(tmp_path / "one", 1, None, partial=True)[1], world(), END)
+    assert fewer.differs(loader.opened(step, ()), step, ()) == "a"
 
 
 def test_shards_of_the_open_and_the_next_group_are_hashed_ahead_and_no_others(

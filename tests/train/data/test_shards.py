@@ -509,13 +509,13 @@ def test_shards_are_closed_when_training_is_through_with_them(tmp_path):
     make(tmp_path, (300, 200, 250))
     shards = ShardSet(tmp_path)
     for k in range(3):
-        shards.read("train", k, 0, 10)
-    shards.read("validation", 0, 0, 10)
+        shards.read("train", k, [(0, 10)])
+    shards.read("validation", 0, [(0, 10)])
     train = {f"train_0000{k}.bin" for k in range(3)}
     assert open_files(tmp_path) == {*train, "validation_00000.bin"}
     shards.keep_open([1])
     assert open_files(tmp_path) == {"train_00001.bin", "validation_00000.bin"}
-    assert shards.read("train", 2, 0, 250).tolist() == numbers(250).tolist()
+    assert shards.read("train", 2, [(0, 250)])[0].tolist() == numbers(250).tolist()
 
 
 # ---- Shards that change while a run reads them
@@ -527,7 +527,8 @@ def test_any_part_of_a_shard_can_be_read(tmp_path, vocab):
     shards = ShardSet(tmp_path)
     for begin, end in ((0, 300), (0, 0), (0, 1), (123, 156), (299, 300), (290, 320), (300, 310)):
         assert (
-            shards.read("train", 0, begin, end).tolist() == numbers(300, vocab)[begin:end].tolist()
+            shards.read("train", 0, [(begin, end)])[0].tolist()
+            == numbers(300, vocab)[begin:end].tolist()
         )
 
 
@@ -552,30 +553,32 @@ def test_a_shard_that_is_written_to_while_it_is_open_is_refused(tmp_path, no_pau
     path = make(tmp_path)
     whole = path.read_bytes()
     shards = ShardSet(tmp_path)
-    shards.read("train", 0, 0, 10)
+    shards.read("train", 0, [(0, 10)])
     before_s = time.time()
     with open(path, "r+b") as file:
         file.write(spoil(whole))
         file.truncate()
     for _ in range(2):
         with pytest.raises(DataError) as raised:
-            shards.read("train", 0, 0, 10)
+            shards.read("train", 0, [(0, 10)])
         words = str(raised.value)
-        assert words.startswith(f"{path}: was overwritten while the run read it: it has {size} bytes")
+        assert words.startswith(
+            f"{path}: was overwritten while the run read it: it has {size} bytes"
+        )
         assert "the manifest says 856" in words
         assert words.endswith(f"; delete {path} and run: make data")
         assert before_s - 0.1 < raised.value.changed_s < time.time() + 0.1
-    assert shards.read("train", 1, 0, 200).tolist() == numbers(200).tolist()
+    assert shards.read("train", 1, [(0, 200)])[0].tolist() == numbers(200).tolist()
     with open(path, "r+b") as file:
         file.write(whole)
         file.truncate()
-    assert shards.read("train", 0, 0, 300).tolist() == numbers(300).tolist()
+    assert shards.read("train", 0, [(0, 300)])[0].tolist() == numbers(300).tolist()
 
 
 def test_a_shard_is_refused_although_its_time_was_set_back(tmp_path, no_pause):
     path = make(tmp_path)
     shards = ShardSet(tmp_path)
-    shards.read("train", 0, 0, 10)
+    shards.read("train", 0, [(0, 10)])
     facts = path.stat()
     with open(path, "r+b") as file:
         file.seek(300)
@@ -583,7 +586,7 @@ def test_a_shard_is_refused_although_its_time_was_set_back(tmp_path, no_pause):
     os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
     assert path.stat().st_mtime_ns == facts.st_mtime_ns
     with pytest.raises(DataError, match="was overwritten"):
-        shards.read("train", 0, 0, 10)
+        shards.read("train", 0, [(0, 10)])
 
 
 def test_a_shard_that_is_written_again_with_the_same_bytes_is_read_on(tmp_path, monkeypatch):
@@ -591,7 +594,7 @@ def test_a_shard_that_is_written_again_with_the_same_bytes_is_read_on(tmp_path, 
     path = make(tmp_path)
     whole = path.read_bytes()
     shards = ShardSet(tmp_path)
-    shards.read("train", 0, 0, 10)
+    shards.read("train", 0, [(0, 10)])
     pauses = []
 
     def go_on_writing(seconds):
@@ -603,36 +606,36 @@ def test_a_shard_that_is_written_again_with_the_same_bytes_is_read_on(tmp_path, 
 
     monkeypatch.setattr("train.data.shards.time.sleep", go_on_writing)
     path.write_bytes(b"")
-    assert shards.read("train", 0, 0, 300).tolist() == numbers(300).tolist()
+    assert shards.read("train", 0, [(0, 300)])[0].tolist() == numbers(300).tolist()
     assert len(pauses) == 5
-    shards.read("train", 0, 0, 300)
+    shards.read("train", 0, [(0, 300)])
     assert len(pauses) == 5  # it was verified, once
 
 
 def test_a_shard_that_is_deleted_or_replaced_while_it_is_open_is_read_on(tmp_path, no_pause):
     path = make(tmp_path)
     shards = ShardSet(tmp_path)
-    shards.read("train", 0, 0, 10)
+    shards.read("train", 0, [(0, 10)])
     path.unlink()
-    assert shards.read("train", 0, 0, 300).tolist() == numbers(300).tolist()
+    assert shards.read("train", 0, [(0, 300)])[0].tolist() == numbers(300).tolist()
     path.write_bytes(ERROR_PAGE)
-    assert shards.read("train", 0, 0, 300).tolist() == numbers(300).tolist()
+    assert shards.read("train", 0, [(0, 300)])[0].tolist() == numbers(300).tolist()
     shards.keep_open([])
     with pytest.raises(DataError, match="damaged"):
-        shards.read("train", 0, 0, 10)
+        shards.read("train", 0, [(0, 10)])
 
 
 def test_a_shard_that_cannot_be_read_any_more_is_named(tmp_path, monkeypatch):
     path = make(tmp_path)
     shards = ShardSet(tmp_path)
-    shards.read("train", 0, 0, 10)
+    shards.read("train", 0, [(0, 10)])
 
     def fail(*_):
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(os, "pread", fail)
     with pytest.raises(DataError, match=rf"{path}: cannot be read \(Input/output error\)"):
-        shards.read("train", 0, 0, 10)
+        shards.read("train", 0, [(0, 10)])
 
 
 def test_the_key_tells_apart_all_that_decides_the_tokens(tmp_path: Path) -> None:
