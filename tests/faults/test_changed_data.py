@@ -41,10 +41,10 @@ def rewrite(path):
 
 
 def disturb(step, change, seen_at):
-    """In the trainer's process: change a shard before a batch. A network disk may show it later."""
-    if seen_at:
-        show_changes_late(seen_at)
+    """In the trainer's process: rank 0 changes a shard before a batch, and sees that itself from a step on."""
     if os.environ.get("RANK", "0") == "0":
+        if seen_at:
+            show_changes_late(seen_at)
         at_batch(step, change)
 
 
@@ -70,7 +70,9 @@ def prepare(folder):
 def test_a_shard_that_changes_is_not_trained_on_and_nothing_is_lost(tmp_path, alone, change, size):
     env, shard = prepare(tmp_path)
     whole = shard.read_bytes()
-    code, out = run(env, 13, functools.partial(change, shard), size)
+    # Of two ranks the second alone sees it, as on another node.
+    seen_at = 99 if size == 2 else None
+    code, out = run(env, 13, functools.partial(change, shard), size, seen_at)
     assert code == 78, out
     assert f"{shard}: was overwritten while the run read it" in out
     assert f"delete {shard} and run: make data. Then the same command continues from step 12" in out
@@ -149,3 +151,16 @@ def test_a_run_without_checkpoints_ends_with_the_same_sentence(tmp_path: Path):
     code, out = run(env | {"SAVE_EVERY": "0"}, 3, functools.partial(overwrite, shard))
     assert code == 78, out
     assert "Then the same command continues from the start" in out
+
+
+def test_held_out_text_that_changes_costs_the_number_and_not_the_run(tmp_path, alone):
+    env, shard = prepare(tmp_path)
+    held_out = shard.with_name("validation_00000.bin")
+    env |= {"EVAL_EVERY": "8"}
+    code, out = run(env, 13, functools.partial(cut, held_out))
+    assert code == 0, out
+    first, *others = events(tmp_path / "run", "eval")
+    assert first["step"] == 8 and first["val_loss"] > 0
+    assert others and all(found["val_loss"] is None for found in others)
+    assert f"{held_out}: was overwritten while the run read it" in others[0]["error"]
+    assert losses(tmp_path / "run") == losses(alone)

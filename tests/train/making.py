@@ -37,6 +37,8 @@ class Watch:
 class Samples:
     """Random batches, a seed for each step and place in the order."""
 
+    sources = ()
+
     def __init__(self, config):
         self.config = config
 

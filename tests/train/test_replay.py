@@ -2,7 +2,6 @@
 
 import math
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -24,7 +23,7 @@ from train.model.model import build
 ROW = re.compile(r"^ *(\d+\.\d{4}) +(\d+)  (python-stdlib:epoch 0:\S+:window \d+)$", re.MULTILINE)
 
 
-def call(env: dict[str, str], monkeypatch: pytest.MonkeyPatch, **settings: str) -> int:
+def call(env, monkeypatch, **settings):
     """`make replay` in this process."""
     for name, value in (env | settings).items():
         monkeypatch.setenv(name, value)
@@ -32,7 +31,7 @@ def call(env: dict[str, str], monkeypatch: pytest.MonkeyPatch, **settings: str) 
     return eval_run.main(replay.replay)
 
 
-def expected_losses(env: dict[str, str], weights: Path, samples: range) -> dict[int, float]:
+def expected_losses(env, weights, samples):
     """Cross-entropy of each sample by torch alone, with the weights of step 8."""
     config = Config.load(env)
     model = build(config, torch.device("cpu"))
@@ -55,11 +54,11 @@ def expected_losses(env: dict[str, str], weights: Path, samples: range) -> dict[
 
 
 def test_each_sample_of_a_refused_step_has_its_loss(
-    tmp_path: Path,
-    data: dict[str, str],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    tmp_path,
+    data,
+    monkeypatch,
+    caplog,
+):
     caplog.set_level("INFO")
     env = environment(tmp_path, data, MAX_STEPS=12, SAVE_EVERY=4, KEEP_LAST=9)
     train(env)
@@ -92,9 +91,7 @@ def test_each_sample_of_a_refused_step_has_its_loss(
     assert "there is no record" in caplog.text
 
 
-def test_a_loss_that_is_no_number_comes_first(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_loss_that_is_no_number_comes_first(monkeypatch, caplog):
     caplog.set_level("INFO")
     replay.show([(float("nan"), 3, "a"), (2.0, 1, "b"), (1.0, 2, "c")], [])
     assert "nan           3  a" in caplog.text

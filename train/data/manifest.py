@@ -34,8 +34,7 @@ class DataError(Exception):
     """Data that cannot be trained on; the message names the file, what is wrong and the remedy.
 
     Attributes:
-        changed_s: Unix time at which a file changed that the run may have trained on since; infinite
-            where it has not.
+        changed_s: Unix time at which a file changed that was read since; infinite if none was.
     """
 
     changed_s = math.inf

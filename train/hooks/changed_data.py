@@ -28,8 +28,8 @@ class ChangedData(Hook):
     """Knows which states of the run are from before a change.
 
     Attributes:
-        read_s: by step, the Unix time at which its batch had been read: of the last step, and of steps
-            that were saved.
+        read_s: step that was saved -> Unix time at which its batch had been read.
+        last_s: that time of the last step.
     """
 
     def __init__(self) -> None:

@@ -23,17 +23,17 @@ from train.distributed.world import World
 END = 3  # no token of the test data
 
 
-def world(rank: int = 0, size: int = 1) -> World:
+def world(rank=0, size=1):
     return World(rank, rank, 0, size, torch.device("cpu"), "CPU", "here")
 
 
 @pytest.fixture
-def opened(tiny: Config, data: dict[str, str]):
+def opened(tiny, data):
     c = dataclasses.replace(tiny, data_dir=data["DATA_DIR"], tokenizer=data["TOKENIZER"])
     return c, prepare.open_sources(c, prepare.vocabulary(c))
 
 
-def test_a_window_is_a_slice_of_the_file_and_its_targets_the_next_tokens(opened) -> None:
+def test_a_window_is_a_slice_of_the_file_and_its_targets_the_next_tokens(opened):
     c, sources = opened
     loader = Loader(c, sources, world(), END)
     batch = loader.batch(3)
@@ -54,9 +54,7 @@ def test_a_window_is_a_slice_of_the_file_and_its_targets_the_next_tokens(opened)
 
 
 @pytest.mark.parametrize("doc_mask", [False, True])
-def test_a_blank_micro_batch_has_the_shape_of_all_and_reads_no_shard(
-    opened, monkeypatch: pytest.MonkeyPatch, doc_mask: bool
-) -> None:
+def test_a_blank_micro_batch_has_the_shape_of_all_and_reads_no_shard(opened, monkeypatch, doc_mask):
     c, sources = opened
     loader = Loader(dataclasses.replace(c, doc_mask=doc_mask), sources, world(), END)
     real = loader.batch(0).micro_batches[0]
@@ -70,9 +68,7 @@ def test_a_blank_micro_batch_has_the_shape_of_all_and_reads_no_shard(
 
 
 @pytest.mark.parametrize(("size", "micro"), [(1, 16), (2, 4), (4, 1), (16, 4)])
-def test_all_ranks_together_read_the_same_batch_in_the_same_order(
-    opened, size: int, micro: int
-) -> None:
+def test_all_ranks_together_read_the_same_batch_in_the_same_order(opened, size, micro):
     c, sources = opened
     whole = torch.cat([t for t, _ in Loader(c, sources, world(), END).batch(5).micro_batches])
     parts = [
@@ -90,11 +86,11 @@ def test_all_ranks_together_read_the_same_batch_in_the_same_order(
 
 def test_all_sites_together_read_the_batch_once_and_a_gap_of_one_is_no_other_sites_turn(
     opened,
-) -> None:
+):
     """Three sites, of which one has two processes a site; the second has passed over two steps at its third."""
     c, sources = opened
     c = dataclasses.replace(c, sync="diloco", sites=2, nodes=2, micro_batch_size=2)
-    seen: list[int] = []
+    seen = []
     for site, gaps in ((0, ()), (1, (Gap(2, 2 * c.batch_windows),))):
         for rank in range(2):
             loader = Loader(dataclasses.replace(c, node_rank=site), sources, world(rank, 2), END)
@@ -114,7 +110,7 @@ def test_all_sites_together_read_the_batch_once_and_a_gap_of_one_is_no_other_sit
     assert sorted(seen) == sorted(set(range(6 * c.batch_windows)) - set(of_second))
 
 
-def test_steps_asked_for_in_any_order_give_the_same_batches(opened) -> None:
+def test_steps_asked_for_in_any_order_give_the_same_batches(opened):
     c, sources = opened
     one, other = Loader(c, sources, world(), END), Loader(c, sources, world(), END)
     forward = {s: one.batch(s).micro_batches[0][0] for s in range(20)}
@@ -122,7 +118,7 @@ def test_steps_asked_for_in_any_order_give_the_same_batches(opened) -> None:
         assert torch.equal(other.batch(step).micro_batches[0][0], forward[step])
 
 
-def test_a_gap_passes_samples_over_from_its_step_on(opened) -> None:
+def test_a_gap_passes_samples_over_from_its_step_on(opened):
     c, sources = opened
     loader = Loader(c, sources, world(), END)
     gap = (Gap(step=4, windows=2 * c.batch_windows),)
@@ -134,9 +130,7 @@ def test_a_gap_passes_samples_over_from_its_step_on(opened) -> None:
 
 
 @pytest.mark.parametrize(("size", "micro"), [(1, 16), (2, 4), (2, 3)])
-def test_bounds_are_those_of_the_documents_in_each_micro_batch(
-    opened, size: int, micro: int
-) -> None:
+def test_bounds_are_those_of_the_documents_in_each_micro_batch(opened, size, micro):
     c, sources = opened
     c = dataclasses.replace(c, doc_mask=True, micro_batch_size=micro)
     whole = Loader(dataclasses.replace(c, doc_mask=False), sources, world(), END).batch(2)
@@ -162,12 +156,12 @@ SHA = hashlib.sha256(b"a tokenizer").hexdigest()
 
 
 def two(
-    folder: Path,
-    made: int = 8,
-    end: str | None = "all",
-    partial: bool = False,
-    spoilt: int | None = None,
-) -> tuple[Config, dict[str, ShardSet]]:
+    folder,
+    made=8,
+    end="all",
+    partial=False,
+    spoilt=None,
+):
     """Sources a, of which so many shards are made, and b; batches are of 8 windows of 8 tokens. spoilt: a shard of a
     that has other tokens."""
     opened = {}
@@ -205,15 +199,13 @@ def two(
 GAPS = [(), (Gap(3, 8),), (Gap(0, 5), Gap(4, 16), Gap(4, 3), Gap(9, 1)), (Gap(9, 1), Gap(0, 5))]
 
 
-def trained_samples(c: Config, step: int, gaps: tuple[Gap, ...]) -> list[int]:
+def trained_samples(c, step, gaps):
     """Indices of all samples that the steps before `step` trained on."""
     return [i for s in range(step) for i in sample_range(s, c.batch_windows, gaps=gaps)]
 
 
 @pytest.mark.parametrize("gaps", GAPS)
-def test_shares_and_counts_are_those_of_the_samples_that_were_trained_on(
-    tmp_path: Path, gaps: tuple[Gap, ...]
-) -> None:
+def test_shares_and_counts_are_those_of_the_samples_that_were_trained_on(tmp_path, gaps):
     c, sources = two(tmp_path)
     loader = Loader(c, sources, world(), END)
     windows = {name: sum((size - 1) // T for size in sizes) for name, sizes in SIZES.items()}
@@ -242,7 +234,7 @@ def test_shares_and_counts_are_those_of_the_samples_that_were_trained_on(
         ]
 
 
-def test_a_source_that_is_still_being_made_has_no_number_of_epochs(tmp_path: Path) -> None:
+def test_a_source_that_is_still_being_made_has_no_number_of_epochs(tmp_path):
     c, sources = two(tmp_path, made=4, end=None, partial=True)
     shares = Loader(c, sources, world(), END).shares(1, ())
     assert (
@@ -251,7 +243,7 @@ def test_a_source_that_is_still_being_made_has_no_number_of_epochs(tmp_path: Pat
     )
 
 
-def test_batches_of_a_source_that_grows_are_those_of_the_finished_one(tmp_path: Path) -> None:
+def test_batches_of_a_source_that_grows_are_those_of_the_finished_one(tmp_path):
     """Each as soon as its groups are whole, and until then the source is named."""
     c, whole = two(tmp_path / "whole")
     finished, steps = Loader(c, whole, world(), END), 30
@@ -274,9 +266,7 @@ def test_batches_of_a_source_that_grows_are_those_of_the_finished_one(tmp_path: 
 
 
 @pytest.mark.parametrize("gaps", GAPS)
-def test_a_step_waits_for_deleted_shards_of_its_own_groups_only(
-    tmp_path: Path, gaps: tuple[Gap, ...]
-) -> None:
+def test_a_step_waits_for_deleted_shards_of_its_own_groups_only(tmp_path, gaps):
     c, sources = two(tmp_path, partial=True)
     loader = Loader(c, sources, world(), END)
     groups = {"a": [[0], [1], [2, 3], [4, 5, 6, 7]], "b": [[0], [1]]}
@@ -298,8 +288,8 @@ def test_a_step_waits_for_deleted_shards_of_its_own_groups_only(
 
 
 def test_a_shard_that_is_missing_where_all_should_be_there_is_an_error_and_no_wait(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     c, sources = two(tmp_path)
     loader = Loader(c, sources, world(), END)
     (tmp_path / "a" / "train_00000.bin").unlink()
@@ -310,7 +300,7 @@ def test_a_shard_that_is_missing_where_all_should_be_there_is_an_error_and_no_wa
     assert sum(len(tokens) for tokens, _ in batch.micro_batches) == len(batch.samples)
 
 
-def test_what_was_opened_may_have_more_behind_it_and_may_not_have_changed(tmp_path: Path) -> None:
+def test_what_was_opened_may_have_more_behind_it_and_may_not_have_changed(tmp_path):
     """Behind each step of a run of which the data grew, with each shard spoilt in turn."""
     group_end = {0: 0, 1: 1, 2: 2, 3: 4, 4: 4, 5: 8, 6: 8, 7: 8, 8: 8}
     states = [(1, None), (2, None), (4, None), (5, None), (8, "all")]
@@ -343,7 +333,7 @@ def test_what_was_opened_may_have_more_behind_it_and_may_not_have_changed(tmp_pa
                     )
 
 
-def test_a_group_is_open_from_its_first_window_on(tmp_path: Path) -> None:
+def test_a_group_is_open_from_its_first_window_on(tmp_path):
     """Behind the last of the one before, it may still become another."""
     c, sources = two(tmp_path)
     loader = Loader(c, sources, world(), END)
@@ -352,7 +342,7 @@ def test_a_group_is_open_from_its_first_window_on(tmp_path: Path) -> None:
         assert loader.opened(0, (gap,))["a"]["shards"] == number, windows
 
 
-def test_an_epoch_that_ended_holds_the_source_to_the_shards_that_it_had(tmp_path: Path) -> None:
+def test_an_epoch_that_ended_holds_the_source_to_the_shards_that_it_had(tmp_path):
     """Its second epoch is another with more of them, and so is a last group that was cut short."""
     c, sources = two(tmp_path / "then", made=5, end="limit")
     loader = Loader(c, sources, world(), END)
@@ -392,14 +382,14 @@ def test_another_size_of_groups_is_no_fit_for_what_was_opened(tmp_path, monkeypa
 
 
 def test_shards_of_the_open_and_the_next_group_are_hashed_ahead_and_no_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr("train.data.batch.LOOK_AHEAD", 8)
     c, sources = two(tmp_path)
     loader, groups = Loader(c, sources, world(), END), [[0], [1], [2, 3], [4, 5, 6, 7]]
     taken = 0
     for step in range(10):
-        asked: set[int] = set()
+        asked = set()
         real = sources["a"].check_soon
         monkeypatch.setattr(
             sources["a"],
@@ -415,9 +405,7 @@ def test_shards_of_the_open_and_the_next_group_are_hashed_ahead_and_no_others(
         assert {k for g in (group, group + 1) if g < 4 for k in groups[g]} <= asked <= allowed
 
 
-def test_a_flipped_bit_in_the_next_group_is_named_no_later_than_it_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_flipped_bit_in_the_next_group_is_named_no_later_than_it_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr("train.data.batch.LOOK_AHEAD", 8)
     c, sources = two(tmp_path)
     path = tmp_path / "a" / "train_00003.bin"

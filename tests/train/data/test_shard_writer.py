@@ -10,9 +10,7 @@ import random
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,21 +23,18 @@ from train.data.manifest import DataError, Seal, ShardInfo
 from train.data.shard_writer import EXAMPLES, Maker
 from train.data.shards import HEADER_BYTES
 from train.data.sources.fetch import Files
-from train.data.sources.pin import Pinned, pin
+from train.data.sources.pin import pin
 from train.data.sources.rows import Cursor, Document, Dropped
 from train.data.sources.source import Source
-from train.data.tokenizer import Vocabulary
 
 SHARD_TOKENS = 800
 
 
-def rows() -> list[list[dict[str, Any]]]:
+def rows():
     """Three files of rows in a small language; some give no text, the first ones and the last ones among them."""
     rng = random.Random(11)
     words = ["".join(rng.choices("abcdefghij", k=rng.randint(2, 6))) for _ in range(200)]
-    texts: list[str | None] = [
-        " ".join(rng.choices(words, k=rng.randint(10, 60))) + " é\n" for _ in range(70)
-    ]
+    texts = [" ".join(rng.choices(words, k=rng.randint(10, 60))) + " é\n" for _ in range(70)]
     for i in (0, 5, 6, 24, 25, 40, 41, 42, 43, 44, 68, 69):
         texts[i] = (None, "", "a\0b")[i % 3]
     made = [{"id": f"paper {i}", "text": text} for i, text in enumerate(texts)]
@@ -50,12 +45,12 @@ REASONS = {None: "null", "": "empty", "a\0b": "nul"}
 
 
 @pytest.fixture(scope="module")
-def v(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
+def v(tmp_path_factory):
     texts = (row["text"] for file in rows() for row in file if row["text"])
     return tokenizer.train(texts, 300, tmp_path_factory.mktemp("vocabulary") / "tokenizer.json")
 
 
-def source(folder: Path, files: list[list[dict[str, Any]]], **keys: Any) -> Pinned:
+def source(folder, files, **keys):
     folder.mkdir()
     for k, content in enumerate(files):
         (folder / f"{k}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
@@ -65,15 +60,15 @@ def source(folder: Path, files: list[list[dict[str, Any]]], **keys: Any) -> Pinn
 
 
 @pytest.fixture
-def papers(tmp_path: Path) -> Pinned:
+def papers(tmp_path):
     return source(tmp_path / "papers", rows())
 
 
-def maker(p: Pinned, v: Vocabulary, folder: Path) -> Maker:
+def maker(p, v, folder):
     return Maker(p, v, folder, SHARD_TOKENS, Files(p, folder))
 
 
-def make(p: Pinned, v: Vocabulary, folder: Path, limit: float = math.inf) -> Maker:
+def make(p, v, folder, limit=math.inf):
     """Make up to the limit, with what is missing made again first, as prepare does."""
     made = maker(p, v, folder)
     for k in made.absent():
@@ -83,7 +78,7 @@ def make(p: Pinned, v: Vocabulary, folder: Path, limit: float = math.inf) -> Mak
     return made
 
 
-def content(folder: Path) -> dict[str, bytes]:
+def content(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
@@ -107,7 +102,7 @@ class Expected:
     )
 
 
-def expected(v: Vocabulary, limit: float = math.inf) -> list[Expected]:
+def expected(v, limit=math.inf):
     """Seals by the documented rule, a row at a time."""
     seals, train = [Expected((0, 0))], 0
     for f, file in enumerate(rows()):
@@ -133,7 +128,7 @@ def expected(v: Vocabulary, limit: float = math.inf) -> list[Expected]:
     return seals
 
 
-def check(folder: Path, v: Vocabulary, limit: float = math.inf) -> None:
+def check(folder, v, limit=math.inf):
     """The files and the manifest are those that were worked out."""
     manifest = json.loads((folder / "manifest.json").read_text())
     wanted, numbers = expected(v, limit), collections.Counter[str]()
@@ -182,8 +177,8 @@ def check_index(folder, info, wanted):
 
 @pytest.mark.parametrize("batch_bytes", [1, 300, 5000, tokenizer.BATCH_BYTES])
 def test_each_document_is_sealed_once_in_order_in_its_split_however_many_are_encoded_at_once(
-    papers: Pinned, v: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch_bytes: int
-) -> None:
+    papers, v, tmp_path, monkeypatch, batch_bytes
+):
     monkeypatch.setattr(tokenizer, "BATCH_BYTES", batch_bytes)
     made = make(papers, v, tmp_path / "made")
     check(tmp_path / "made", v)
@@ -198,9 +193,7 @@ def test_each_document_is_sealed_once_in_order_in_its_split_however_many_are_enc
     ) == ("papers", papers.key, v.sha256, SHARD_TOKENS)
 
 
-def test_rows_left_out_are_counted_by_reason_and_the_first_of_each_are_named(
-    papers: Pinned, v: Vocabulary, tmp_path: Path
-) -> None:
+def test_rows_left_out_are_counted_by_reason_and_the_first_of_each_are_named(papers, v, tmp_path):
     """Those behind the last document too."""
     manifest = json.loads(make(papers, v, tmp_path / "made").path.read_text())
     bad = [
@@ -224,9 +217,7 @@ def test_rows_left_out_are_counted_by_reason_and_the_first_of_each_are_named(
     assert all(example["what"] for example in manifest["dropped_examples"])
 
 
-def test_a_source_of_which_every_row_is_left_out_ends_with_no_shard_and_their_number(
-    v: Vocabulary, tmp_path: Path
-) -> None:
+def test_a_source_of_which_every_row_is_left_out_ends_with_no_shard_and_their_number(v, tmp_path):
     p = source(
         tmp_path / "nothing",
         [[{"id": "x", "text": None}] * 7 + [{"id": "y", "text": " "}] * 150],
@@ -240,9 +231,7 @@ def test_a_source_of_which_every_row_is_left_out_ends_with_no_shard_and_their_nu
         assert list(content(tmp_path / "made")) == ["manifest.json"]
 
 
-def test_rows_left_out_behind_the_last_sealed_document_are_counted_once(
-    v: Vocabulary, tmp_path: Path
-) -> None:
+def test_rows_left_out_behind_the_last_sealed_document_are_counted_once(v, tmp_path):
     """Where no document is left for a shard of its own."""
     some = [row for row in rows()[0] if row["text"] not in REASONS]
     ids, many = 0, 0
@@ -256,10 +245,8 @@ def test_rows_left_out_behind_the_last_sealed_document_are_counted_once(
         assert made.dropped.counts == {"empty": 3} and made.end == "all"
 
 
-def test_progress_is_told_the_training_tokens_and_the_place(
-    papers: Pinned, v: Vocabulary, tmp_path: Path
-) -> None:
-    told: list[tuple[int, Cursor]] = []
+def test_progress_is_told_the_training_tokens_and_the_place(papers, v, tmp_path):
+    told = []
     made = maker(papers, v, tmp_path / "made")
     made.progress = lambda tokens, at, text_bytes: told.append((tokens, at))
     for _ in made.make(math.inf):
@@ -285,8 +272,8 @@ def test_progress_is_told_the_training_tokens_and_the_place(
     ],
 )
 def test_a_manifest_that_is_none_is_refused_and_no_shard_is_deleted(
-    papers: Pinned, v: Vocabulary, tmp_path: Path, text: str, words: str
-) -> None:
+    papers, v, tmp_path, text, words
+):
     make(papers, v, tmp_path / "made").path.write_text(text)
     before = content(tmp_path / "made")
     with pytest.raises(
@@ -296,9 +283,7 @@ def test_a_manifest_that_is_none_is_refused_and_no_shard_is_deleted(
     assert content(tmp_path / "made") == before
 
 
-def test_shards_go_on_in_the_size_that_they_have(
-    papers: Pinned, v: Vocabulary, tmp_path: Path
-) -> None:
+def test_shards_go_on_in_the_size_that_they_have(papers, v, tmp_path):
     make(papers, v, tmp_path / "made", 1000)
     again = Maker(papers, v, tmp_path / "made", 900, Files(papers, tmp_path))
     assert again.shard_tokens == SHARD_TOKENS
@@ -308,9 +293,7 @@ def test_shards_go_on_in_the_size_that_they_have(
     assert content(tmp_path / "made") == content(tmp_path / "once")
 
 
-def test_files_that_no_manifest_knows_are_removed(
-    papers: Pinned, v: Vocabulary, tmp_path: Path
-) -> None:
+def test_files_that_no_manifest_knows_are_removed(papers, v, tmp_path):
     make(papers, v, tmp_path / "made", 1000)
     before = content(tmp_path / "made")
     for name in ("train_00077.bin", "validation_00000.bin.tmp", "manifest.json.tmp-0123abcd"):
@@ -319,9 +302,7 @@ def test_files_that_no_manifest_knows_are_removed(
     assert content(tmp_path / "made") == before
 
 
-def test_a_seal_comes_back_from_the_manifest_as_it_was(
-    papers: Pinned, v: Vocabulary, tmp_path: Path
-) -> None:
+def test_a_seal_comes_back_from_the_manifest_as_it_was(papers, v, tmp_path):
     made = make(papers, v, tmp_path / "made")
     assert [Seal.of(entry) for entry in json.loads(made.path.read_text())["seals"]] == made.seals
     assert maker(papers, v, tmp_path / "made").seals == made.seals
@@ -330,10 +311,8 @@ def test_a_seal_comes_back_from_the_manifest_as_it_was(
 # ---- Memory
 
 
-def test_a_million_null_rows_in_a_row_take_no_memory(
-    papers: Pinned, v: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def nulls(*_: object) -> Iterator[Document | Dropped]:
+def test_a_million_null_rows_in_a_row_take_no_memory(papers, v, tmp_path, monkeypatch):
+    def nulls(*_):
         yield from itertools.repeat(Dropped("null", Cursor(0, 0), "column 'text' is null"), 10**6)
         yield Document("last", "abcd", Cursor(0, 10**6))
 
@@ -369,9 +348,7 @@ print(sum(seal.documents for seal in maker.seals), (resource.getrusage(resource.
 
 @pytest.mark.slow
 @pytest.mark.fault(29)
-def test_documents_of_50_mb_beside_tiny_ones_take_bounded_memory(
-    v: Vocabulary, tmp_path: Path
-) -> None:
+def test_documents_of_50_mb_beside_tiny_ones_take_bounded_memory(v, tmp_path):
     """Of words; tests/faults/test_data.py has one without a blank."""
     unit = "abcd efgh "
     (tmp_path / "tokenizer.json").write_text(v.tokenizer.to_str())

@@ -6,10 +6,7 @@ import itertools
 import json
 import math
 import shutil
-from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,11 +24,8 @@ from tests.train.data.test_shard_writer import (
 )
 from train.data import shard_writer, tokenizer
 from train.data.document_index import index_path
-from train.data.manifest import DataError, ShardInfo
-from train.data.sources.fetch import Files
-from train.data.sources.pin import Pinned
-from train.data.sources.rows import Cursor, Document, Dropped, documents
-from train.data.tokenizer import Vocabulary
+from train.data.manifest import DataError
+from train.data.sources.rows import Document, documents
 
 __all__ = ["papers", "v"]  # fixtures
 
@@ -39,7 +33,7 @@ __all__ = ["papers", "v"]  # fixtures
 # ---- Limits
 
 
-def limits(v: Vocabulary) -> list[list[float]]:
+def limits(v):
     """Limits one after another; some are where a shard ends anyway, or one token off, or behind the last document."""
     ends = list(itertools.accumulate(len(seal.ids["train"]) for seal in expected(v)))
     return [
@@ -56,9 +50,7 @@ def limits(v: Vocabulary) -> list[list[float]]:
 
 
 @pytest.mark.parametrize("number", range(9))
-def test_limits_raised_step_by_step_give_what_is_made_at_once(
-    papers: Pinned, v: Vocabulary, tmp_path: Path, number: int
-) -> None:
+def test_limits_raised_step_by_step_give_what_is_made_at_once(papers, v, tmp_path, number):
     make(papers, v, tmp_path / "once")
     for limit in limits(v)[number]:
         made = make(papers, v, tmp_path / "made", limit)
@@ -76,9 +68,7 @@ def test_limits_raised_step_by_step_give_what_is_made_at_once(
     assert content(tmp_path / "made") == content(tmp_path / "once")
 
 
-def test_a_limit_that_is_raised_leaves_whole_shards_as_they_are(
-    papers: Pinned, v: Vocabulary, tmp_path: Path
-) -> None:
+def test_a_limit_that_is_raised_leaves_whole_shards_as_they_are(papers, v, tmp_path):
     """Also where it fell on the end of one."""
     ends = list(itertools.accumulate(len(seal.ids["train"]) for seal in expected(v)))
     for limit, whole in (
@@ -95,9 +85,7 @@ def test_a_limit_that_is_raised_leaves_whole_shards_as_they_are(
         check(folder, v)
 
 
-def test_a_limit_that_was_lowered_below_what_is_sealed_ends_there(
-    papers: Pinned, v: Vocabulary, tmp_path: Path
-) -> None:
+def test_a_limit_that_was_lowered_below_what_is_sealed_ends_there(papers, v, tmp_path):
     """As when a long preparation was stopped, and less will do."""
     first = maker(papers, v, tmp_path / "made")
     sealed = [seal for _, seal in zip(range(2), first.make(math.inf), strict=False)]
@@ -110,9 +98,7 @@ def test_a_limit_that_was_lowered_below_what_is_sealed_ends_there(
 # ---- Killed
 
 
-def test_killed_at_any_write_it_ends_with_the_same_bytes(
-    papers: Pinned, v: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_at_any_write_it_ends_with_the_same_bytes(papers, v, tmp_path, monkeypatch):
     monkeypatch.setattr(tokenizer, "BATCH_BYTES", 300)
     make(papers, v, tmp_path / "once")
     undisturbed, differing = content(tmp_path / "once"), []
@@ -127,9 +113,7 @@ def test_killed_at_any_write_it_ends_with_the_same_bytes(
     assert point >= 4 * len(undisturbed)  # each file is flushed and renamed
 
 
-def test_killed_again_and_again_it_ends_with_the_same_bytes(
-    papers: Pinned, v: Vocabulary, tmp_path: Path
-) -> None:
+def test_killed_again_and_again_it_ends_with_the_same_bytes(papers, v, tmp_path):
     make(papers, v, tmp_path / "once")
     # Less, and some shards with all that is to be cleared away before take longer.
     for every in (33, 36, 41):
@@ -144,8 +128,8 @@ def test_killed_again_and_again_it_ends_with_the_same_bytes(
 
 @pytest.mark.parametrize("first", [1000, 2000])
 def test_killed_at_any_write_behind_a_raised_limit_it_ends_with_the_same_bytes(
-    papers: Pinned, v: Vocabulary, tmp_path: Path, first: int
-) -> None:
+    papers, v, tmp_path, first
+):
     make(papers, v, tmp_path / "once")
     make(papers, v, tmp_path / "first", first)
     for point in itertools.count():
@@ -159,9 +143,7 @@ def test_killed_at_any_write_behind_a_raised_limit_it_ends_with_the_same_bytes(
     assert point > 10
 
 
-def test_rows_left_out_are_counted_once_at_every_moment_of_it(
-    papers: Pinned, v: Vocabulary, tmp_path: Path
-) -> None:
+def test_rows_left_out_are_counted_once_at_every_moment_of_it(papers, v, tmp_path):
     """The manifest as it stands behind each kill: what lies before its next row, no more and no less."""
     bad = [
         ((f, r), REASONS[row["text"]])
@@ -192,16 +174,16 @@ def test_rows_left_out_are_counted_once_at_every_moment_of_it(
 
 
 def test_sealed_documents_are_neither_read_nor_encoded_nor_written_again(
-    papers: Pinned, v: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    papers, v, tmp_path, monkeypatch
+):
     wanted = expected(v)
     first = maker(papers, v, tmp_path / "made")
     next(first.make(math.inf))
-    read: list[Cursor] = []
-    encoded: list[str] = []
-    written: list[str] = []
+    read = []
+    encoded = []
+    written = []
 
-    def watched(p: Pinned, files: Files, at: Cursor) -> Iterator[Document | Dropped]:
+    def watched(p, files, at):
         read.append(at)
         for item in documents(p, files, at):
             encoded.extend([item.text] if isinstance(item, Document) else [])
@@ -210,7 +192,7 @@ def test_sealed_documents_are_neither_read_nor_encoded_nor_written_again(
     monkeypatch.setattr(shard_writer, "documents", watched)
     real = shard_writer.write_shard
 
-    def write(path: Path, *rest: Any) -> ShardInfo:
+    def write(path, *rest):
         written.append(path.name)
         return real(path, *rest)
 
@@ -229,9 +211,7 @@ def test_sealed_documents_are_neither_read_nor_encoded_nor_written_again(
 # ---- Made again
 
 
-def test_any_shard_that_was_deleted_is_made_again_to_the_byte(
-    papers: Pinned, v: Vocabulary, tmp_path: Path
-) -> None:
+def test_any_shard_that_was_deleted_is_made_again_to_the_byte(papers, v, tmp_path):
     made = make(papers, v, tmp_path / "made")
     before = content(tmp_path / "made")
     names = [info.file for seal in made.seals for info in seal.infos()]
@@ -247,16 +227,16 @@ def test_any_shard_that_was_deleted_is_made_again_to_the_byte(
 
 
 def test_making_a_shard_again_reads_no_more_than_its_stretch_and_leaves_the_others_alone(
-    papers: Pinned, v: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    papers, v, tmp_path, monkeypatch
+):
     monkeypatch.setattr(tokenizer, "BATCH_BYTES", 1)
     made = make(papers, v, tmp_path / "made")
     (tmp_path / "made" / made.seals[1].infos()[0].file).unlink()
     before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "made").iterdir()}
     del before[index_path(tmp_path / "made", made.seals[1].infos()[0]).name]
-    drawn: list[Cursor] = []
+    drawn = []
 
-    def watched(p: Pinned, files: Files, at: Cursor) -> Iterator[Document | Dropped]:
+    def watched(p, files, at):
         for item in documents(p, files, at):
             drawn.append(item.at)
             yield item
@@ -272,8 +252,8 @@ def test_making_a_shard_again_reads_no_more_than_its_stretch_and_leaves_the_othe
 
 @pytest.mark.parametrize("gone", ["train", "validation"])
 def test_a_shard_that_is_made_again_in_a_source_that_goes_on_leaves_nothing_behind_for_the_next(
-    papers: Pinned, v: Vocabulary, tmp_path: Path, gone: str
-) -> None:
+    papers, v, tmp_path, gone
+):
     first = maker(papers, v, tmp_path / "made")
     sealed = [seal for _, seal in zip(range(3), first.make(math.inf), strict=False)]
     k = next(k for k, seal in enumerate(sealed) if seal.validation)
@@ -283,9 +263,7 @@ def test_a_shard_that_is_made_again_in_a_source_that_goes_on_leaves_nothing_behi
 
 
 @pytest.mark.parametrize("gone", ["train", "validation"])
-def test_a_shard_that_comes_out_otherwise_is_refused_and_not_left_there(
-    papers: Pinned, v: Vocabulary, tmp_path: Path, gone: str
-) -> None:
+def test_a_shard_that_comes_out_otherwise_is_refused_and_not_left_there(papers, v, tmp_path, gone):
     made = make(papers, v, tmp_path / "made")
     k = next(k for k, seal in enumerate(made.seals) if seal.validation)
     path = tmp_path / "made" / getattr(made.seals[k], gone).file

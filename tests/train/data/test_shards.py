@@ -4,38 +4,37 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import struct
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import xxhash
 
 from train.data.manifest import KEYS, DataError, Seal, ShardInfo, manifest_of
-from train.data.shards import HEADER_BYTES, MAGIC, ShardSet, write_shard
+from train.data.shards import HEADER_BYTES, MAGIC, TICK_S, ShardSet, write_shard
 
 TOKENIZER = hashlib.sha256(b"a tokenizer").hexdigest()
 OTHER = hashlib.sha256(b"another").hexdigest()
 ERROR_PAGE = b"<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>".ljust(278)
 
 
-def numbers(n: int, vocab: int = 500) -> np.ndarray:
+def numbers(n, vocab=500):
     """Token ids that repeat late; no random generator."""
     return (np.arange(n, dtype=np.int64) * 7919 + 13) % vocab
 
 
 def make(
-    folder: Path,
-    sizes: tuple[int, ...] = (300, 200),
-    vocab: int = 500,
-    tokenizer: str = TOKENIZER,
-    end: str | None = "all",
-) -> Path:
+    folder,
+    sizes=(300, 200),
+    vocab=500,
+    tokenizer=TOKENIZER,
+    end="all",
+):
     """A source with these training shards and one of validation beside the first; returns the first shard."""
     seals = [
         {
@@ -66,13 +65,13 @@ def make(
 
 
 def written(
-    folder: Path,
-    file: str,
-    count: int,
-    documents: int = 1,
-    vocab: int = 500,
-    tokenizer: str = TOKENIZER,
-) -> dict[str, Any]:
+    folder,
+    file,
+    count,
+    documents=1,
+    vocab=500,
+    tokenizer=TOKENIZER,
+):
     """A shard's entry; the file is left alone where it is there already."""
     kept = path.read_bytes() if (path := folder / file).exists() else b""
     info = write_shard(
@@ -83,7 +82,7 @@ def written(
     return dataclasses.asdict(info)
 
 
-def write_manifest(folder: Path, manifest: object) -> None:
+def write_manifest(folder, manifest):
     """As it is written: a new file in the place of the last."""
     (folder / "manifest.json.tmp").write_text(json.dumps(manifest))
     (folder / "manifest.json.tmp").replace(folder / "manifest.json")
@@ -93,9 +92,7 @@ def write_manifest(folder: Path, manifest: object) -> None:
 
 
 @pytest.mark.parametrize(("vocab", "width"), [(500, 2), (2**16, 2), (2**16 + 1, 4), (128_256, 4)])
-def test_tokens_come_back_as_written_in_the_width_that_they_need(
-    tmp_path: Path, vocab: int, width: int
-) -> None:
+def test_tokens_come_back_as_written_in_the_width_that_they_need(tmp_path, vocab, width):
     path = make(tmp_path, (1000, 333), vocab)
     shards = ShardSet(tmp_path)
     assert path.stat().st_size == HEADER_BYTES + 1000 * width
@@ -105,7 +102,7 @@ def test_tokens_come_back_as_written_in_the_width_that_they_need(
     assert numbers(1000, vocab).max() > 255  # more than one byte is at work
 
 
-def test_a_file_is_the_documented_header_and_little_endian_ids(tmp_path: Path) -> None:
+def test_a_file_is_the_documented_header_and_little_endian_ids(tmp_path):
     ids = np.array([1, 258, 499])
     info = write_shard(tmp_path / "s.bin", ids, 2, 11, TOKENIZER, "a-source", 500)
     content = (tmp_path / "s.bin").read_bytes()
@@ -123,10 +120,8 @@ def test_a_file_is_the_documented_header_and_little_endian_ids(tmp_path: Path) -
     assert [p.name for p in tmp_path.iterdir()] == ["s.bin"]
 
 
-def test_a_shard_is_written_whole_or_not_at_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(_: int) -> None:
+def test_a_shard_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    def full(_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
@@ -135,7 +130,7 @@ def test_a_shard_is_written_whole_or_not_at_all(
     assert not (tmp_path / "s.bin").exists()
 
 
-def test_totals_and_windows_are_those_of_the_shards(tmp_path: Path) -> None:
+def test_totals_and_windows_are_those_of_the_shards(tmp_path):
     make(tmp_path, (300, 201, 100, 101, 1))
     shards = ShardSet(tmp_path)
     assert shards.total("train", "tokens") == 703 and shards.total("validation", "tokens") == 50
@@ -148,7 +143,7 @@ def test_totals_and_windows_are_those_of_the_shards(tmp_path: Path) -> None:
 # ---- Files that will not do
 
 
-def flip(content: bytes, at: int) -> bytes:
+def flip(content, at):
     return content[:at] + bytes([content[at] ^ 4]) + content[at + 1 :]
 
 
@@ -185,9 +180,7 @@ def flip(content: bytes, at: int) -> bytes:
         "other tokenizer",
     ],
 )
-def test_a_bad_file_is_found_on_opening_and_named_with_the_remedy(
-    tmp_path: Path, spoil: Callable[[bytes], bytes], words: list[str]
-) -> None:
+def test_a_bad_file_is_found_on_opening_and_named_with_the_remedy(tmp_path, spoil, words):
     path = make(tmp_path)
     path.write_bytes(spoil(path.read_bytes()))
     with pytest.raises(DataError) as raised:
@@ -200,7 +193,7 @@ def test_a_bad_file_is_found_on_opening_and_named_with_the_remedy(
     assert all(word in str(raised.value) for word in words), str(raised.value)
 
 
-def test_a_missing_shard_is_found_on_opening(tmp_path: Path) -> None:
+def test_a_missing_shard_is_found_on_opening(tmp_path):
     make(tmp_path)
     path = tmp_path / "validation_00000.bin"
     path.unlink()
@@ -211,7 +204,7 @@ def test_a_missing_shard_is_found_on_opening(tmp_path: Path) -> None:
 
 
 @pytest.mark.fault(10)
-def test_any_flipped_bit_is_found_when_the_shard_is_first_read(tmp_path: Path) -> None:
+def test_any_flipped_bit_is_found_when_the_shard_is_first_read(tmp_path):
     """Beyond what opening compares: the name of the source, the padding, the first token, one within, the last."""
     path = make(tmp_path)
     whole = path.read_bytes()
@@ -228,7 +221,7 @@ def test_any_flipped_bit_is_found_when_the_shard_is_first_read(tmp_path: Path) -
     assert ShardSet(tmp_path).tokens("train", 0).tolist() == numbers(300).tolist()
 
 
-def test_a_hash_is_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hash_is_checked_once(tmp_path, monkeypatch):
     make(tmp_path)
     shards, checked = ShardSet(tmp_path), []
     monkeypatch.setattr(shards, "check_hash", lambda info: checked.append(info.file))
@@ -257,7 +250,7 @@ def test_a_hash_is_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ],
     ids=repr,
 )
-def test_a_damaged_manifest_is_named_with_the_remedy(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_manifest_is_named_with_the_remedy(tmp_path, content):
     make(tmp_path)
     (tmp_path / "manifest.json").write_bytes(content)
     with pytest.raises(
@@ -267,9 +260,7 @@ def test_a_damaged_manifest_is_named_with_the_remedy(tmp_path: Path, content: by
 
 
 @pytest.mark.parametrize(("key", "value"), [("tokens", 150), ("tokens", 3000), ("documents", 9)])
-def test_a_manifest_that_contradicts_a_header_is_refused(
-    tmp_path: Path, key: str, value: int
-) -> None:
+def test_a_manifest_that_contradicts_a_header_is_refused(tmp_path, key, value):
     path = make(tmp_path)
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     manifest["seals"][0]["train"][key] = value
@@ -279,9 +270,7 @@ def test_a_manifest_that_contradicts_a_header_is_refused(
 
 
 @pytest.mark.parametrize("key", ["schema", "seals", *KEYS])
-def test_a_manifest_without_one_of_its_keys_is_named_with_the_remedy(
-    tmp_path: Path, key: str
-) -> None:
+def test_a_manifest_without_one_of_its_keys_is_named_with_the_remedy(tmp_path, key):
     make(tmp_path)
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     del manifest[key]
@@ -293,7 +282,7 @@ def test_a_manifest_without_one_of_its_keys_is_named_with_the_remedy(
         ShardSet(tmp_path)
 
 
-def test_a_manifest_of_another_version_is_named_with_both(tmp_path: Path) -> None:
+def test_a_manifest_of_another_version_is_named_with_both(tmp_path):
     make(tmp_path)
     write_manifest(tmp_path, {"schema": 1, "shards": {}})
     with pytest.raises(
@@ -302,7 +291,7 @@ def test_a_manifest_of_another_version_is_named_with_both(tmp_path: Path) -> Non
         ShardSet(tmp_path)
 
 
-def test_a_folder_without_a_manifest_names_the_target_that_makes_it(tmp_path: Path) -> None:
+def test_a_folder_without_a_manifest_names_the_target_that_makes_it(tmp_path):
     with pytest.raises(
         DataError, match=rf"{tmp_path}/manifest\.json: there is no such file; prepare .*: make data"
     ):
@@ -313,7 +302,7 @@ def test_a_folder_without_a_manifest_names_the_target_that_makes_it(tmp_path: Pa
 
 
 @pytest.mark.fault(26)
-def test_shards_of_another_tokenizer_are_refused_with_both_names(tmp_path: Path) -> None:
+def test_shards_of_another_tokenizer_are_refused_with_both_names(tmp_path):
     make(tmp_path)
     both = f"of tokenizer {TOKENIZER[:12]}, but TOKENIZER gives {OTHER[:12]};"
     with pytest.raises(DataError, match=rf"{tmp_path}: .* {both} .*make data"):
@@ -322,8 +311,8 @@ def test_shards_of_another_tokenizer_are_refused_with_both_names(tmp_path: Path)
 
 @pytest.mark.fault(27)
 def test_a_token_id_beyond_the_vocabulary_is_refused_with_the_size_that_holds_it(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     path = make(tmp_path)
     highest = int(numbers(300).max())
     shards = ShardSet(tmp_path)
@@ -337,7 +326,7 @@ def test_a_token_id_beyond_the_vocabulary_is_refused_with_the_size_that_holds_it
 
 
 @pytest.mark.fault(27)
-def test_a_token_id_beyond_the_vocabulary_is_found_in_validation_too(tmp_path: Path) -> None:
+def test_a_token_id_beyond_the_vocabulary_is_found_in_validation_too(tmp_path):
     make(tmp_path, (10,))
     highest = int(numbers(50).max())
     assert highest > numbers(10).max()
@@ -348,14 +337,14 @@ def test_a_token_id_beyond_the_vocabulary_is_found_in_validation_too(tmp_path: P
 # ---- Sources of which more shards come
 
 
-def grow(folder: Path, sizes: tuple[int, ...], end: str | None = None) -> None:
+def grow(folder, sizes, end=None):
     """More shards behind those of make()."""
     make(folder, sizes, end=end)
 
 
 def test_a_source_that_is_still_being_made_is_refused_unless_it_is_opened_as_such(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     make(tmp_path, end=None)
     with pytest.raises(
         DataError,
@@ -365,7 +354,7 @@ def test_a_source_that_is_still_being_made_is_refused_unless_it_is_opened_as_suc
     assert not ShardSet(tmp_path, partial=True).ended
 
 
-def test_a_manifest_that_grows_is_taken_in_shard_by_shard(tmp_path: Path) -> None:
+def test_a_manifest_that_grows_is_taken_in_shard_by_shard(tmp_path):
     make(tmp_path, (300,), end=None)
     shards = ShardSet(tmp_path, partial=True)
     key = shards.key
@@ -385,9 +374,7 @@ def test_a_manifest_that_grows_is_taken_in_shard_by_shard(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("sizes", [(300,), (300, 202), (301, 201, 350), ()])
-def test_shards_that_change_while_they_are_in_use_are_refused(
-    tmp_path: Path, sizes: tuple[int, ...]
-) -> None:
+def test_shards_that_change_while_they_are_in_use_are_refused(tmp_path, sizes):
     make(tmp_path, (300, 201), end=None)
     shards = ShardSet(tmp_path, partial=True)
     manifest = json.loads((tmp_path / "manifest.json").read_text())
@@ -405,7 +392,7 @@ def test_shards_that_change_while_they_are_in_use_are_refused(
             shards.refresh()
 
 
-def test_a_bad_shard_that_comes_is_named_each_time_and_not_taken_in(tmp_path: Path) -> None:
+def test_a_bad_shard_that_comes_is_named_each_time_and_not_taken_in(tmp_path):
     make(tmp_path, (300,), end=None)
     shards = ShardSet(tmp_path, partial=True)
     grow(tmp_path, (300, 201))
@@ -421,8 +408,8 @@ def test_a_bad_shard_that_comes_is_named_each_time_and_not_taken_in(tmp_path: Pa
 
 
 def test_training_shards_may_be_absent_where_a_source_streams_and_those_of_validation_not(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     make(tmp_path, (300, 200, 250), end=None)
     (tmp_path / "train_00001.bin").unlink()
     shards = ShardSet(tmp_path, partial=True)
@@ -439,14 +426,12 @@ def test_training_shards_may_be_absent_where_a_source_streams_and_those_of_valid
         ShardSet(tmp_path, partial=True)
 
 
-def test_a_hash_is_checked_beside_and_before_the_first_token_is_handed_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hash_is_checked_beside_and_before_the_first_token_is_handed_out(tmp_path, monkeypatch):
     path = make(tmp_path)
     shards, may_go_on, threads = ShardSet(tmp_path), threading.Event(), []
     real = shards.check_hash
 
-    def slow(info: ShardInfo) -> None:
+    def slow(info):
         threads.append(threading.current_thread())
         assert may_go_on.wait(30)
         real(info)
@@ -462,14 +447,12 @@ def test_a_hash_is_checked_beside_and_before_the_first_token_is_handed_out(
     assert threading.current_thread() not in threads
 
 
-def test_a_shard_that_was_deleted_and_made_anew_is_hashed_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shard_that_was_deleted_and_made_anew_is_hashed_again(tmp_path, monkeypatch):
     path = make(tmp_path)
     shards, checked = ShardSet(tmp_path, partial=True), []
     real = shards.check_hash
 
-    def watched(info: ShardInfo) -> None:
+    def watched(info):
         checked.append(info.file)
         real(info)
 
@@ -495,7 +478,7 @@ def test_a_shard_that_was_deleted_and_made_anew_is_hashed_again(
         shards.tokens("train", 0)
 
 
-def open_files(folder: Path) -> set[str]:
+def open_files(folder):
     """The files in a folder that this process has open."""
     paths = []
     for link in Path("/proc/self/fd").iterdir():
@@ -554,7 +537,6 @@ def test_a_shard_that_is_written_to_while_it_is_open_is_refused(tmp_path, no_pau
     whole = path.read_bytes()
     shards = ShardSet(tmp_path)
     shards.read("train", 0, [(0, 10)])
-    before_s = time.time()
     with open(path, "r+b") as file:
         file.write(spoil(whole))
         file.truncate()
@@ -567,12 +549,29 @@ def test_a_shard_that_is_written_to_while_it_is_open_is_refused(tmp_path, no_pau
         )
         assert "the manifest says 856" in words
         assert words.endswith(f"; delete {path} and run: make data")
-        assert before_s - 0.1 < raised.value.changed_s < time.time() + 0.1
+        assert raised.value.changed_s == math.inf  # nothing of it was read
     assert shards.read("train", 1, [(0, 200)])[0].tolist() == numbers(200).tolist()
     with open(path, "r+b") as file:
         file.write(whole)
         file.truncate()
     assert shards.read("train", 0, [(0, 300)])[0].tolist() == numbers(300).tolist()
+
+
+def test_a_change_that_shows_after_the_next_read_says_when_it_was(tmp_path, no_pause, monkeypatch):
+    path = make(tmp_path)
+    shards = ShardSet(tmp_path)
+    shards.read("train", 0, [(0, 10)])
+    before_s = time.time() - TICK_S
+    path.write_bytes(ERROR_PAGE)
+    after_s = time.time()
+    time.sleep(0.05)
+    with monkeypatch.context() as patch:
+        stamp = shards._open["train", 0].stamp
+        patch.setattr("train.data.shards.stamp_of", lambda facts: stamp)
+        shards.read("train", 0, [(0, 10)])
+    with pytest.raises(DataError) as raised:
+        shards.read("train", 0, [(0, 10)])
+    assert before_s < raised.value.changed_s < after_s
 
 
 def test_a_shard_is_refused_although_its_time_was_set_back(tmp_path, no_pause):
@@ -638,7 +637,7 @@ def test_a_shard_that_cannot_be_read_any_more_is_named(tmp_path, monkeypatch):
         shards.read("train", 0, [(0, 10)])
 
 
-def test_the_key_tells_apart_all_that_decides_the_tokens(tmp_path: Path) -> None:
+def test_the_key_tells_apart_all_that_decides_the_tokens(tmp_path):
     make(tmp_path)
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     keys = {ShardSet(tmp_path).key}
