@@ -296,7 +296,13 @@ def test_shards_go_on_in_the_size_that_they_have(papers, v, tmp_path):
 def test_files_that_no_manifest_knows_are_removed(papers, v, tmp_path):
     make(papers, v, tmp_path / "made", 1000)
     before = content(tmp_path / "made")
-    for name in ("train_00077.bin", "validation_00000.bin.tmp", "manifest.json.tmp-0123abcd"):
+    for name in (
+        "train_00077.bin",
+        "train_00077.index",
+        "train_00000.index.tmp-01",
+        "validation_00000.bin.tmp",
+        "manifest.json.tmp-0123abcd",
+    ):
         (tmp_path / "made" / name).write_bytes(b"left over")
     maker(papers, v, tmp_path / "made")
     assert content(tmp_path / "made") == before
