@@ -54,7 +54,7 @@ def test_a_prepare_that_is_killed_again_and_again_ends_with_the_same_bytes(
     prepare.prepare(config)
     other = dataclasses.replace(config, data_dir=str(tmp_path / "killed"))
     attempts = next(
-        attempt for attempt in range(100) if not killed_at(17, partial(prepare.prepare, other))
+        attempt for attempt in range(100) if not killed_at(29, partial(prepare.prepare, other))
     )
     assert attempts >= 3
     assert whole(other) == content(config)
