@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 import json
 import random
-import shutil
 from functools import partial
 from pathlib import Path
 
@@ -105,7 +104,7 @@ def test_a_killed_preparation_leaves_out_the_same(repetitive: Config, tmp_path: 
     prepare.prepare(c)
     undisturbed = content(c)
     other = dataclasses.replace(c, data_dir=str(tmp_path / "killed"))
-    kills = sum(killed_at(point, partial(prepare.prepare, other)) for point in [17] * 20)
+    kills = sum(killed_at(point, partial(prepare.prepare, other)) for point in [29] * 20)
     assert kills >= 3
     assert content(other) == undisturbed
     deleted = next(opened(c).folder.glob("train_00001.bin"))
@@ -143,7 +142,8 @@ def test_streaming_is_refused(web: Config) -> None:
 def test_compressors_are_asked_for_what_is_held_out(repetitive: Config) -> None:
     declare_papers(repetitive, "twice", seed=3, compressors=True)
     folder = Path(repetitive.data_dir).parent / "twice"
-    shutil.copy(folder / "a.jsonl", folder / "c.jsonl")
+    rows = (folder / "a.jsonl").read_text().splitlines(keepends=True)
+    (folder / "c.jsonl").write_text("".join(reversed(rows)))  # a copy would be left out anyway
     c = dataclasses.replace(repetitive, data_mix="twice:1")
     once, many = (
         read_manifest(opened(x, "twice").folder)[0]["compressed_bpb"]
