@@ -23,7 +23,7 @@ from doctor.gpu_probe.foreign_load import Foreign, worst
 from doctor.gpu_probe.messages import say
 from settings.config import Config
 from train.model import attention
-from train.model.generate import Choice, cache_for, generate
+from train.model.generate import Choice, generate
 from train.model.model import Transformer, build
 
 PROMPT, PIECE = 16, 96  # tokens
@@ -52,13 +52,12 @@ def ours(model: Transformer, prompts: list[list[int]], piece: int) -> list[list[
         size=model.vocab_size, end_of_text=-1
     )  # so that no text ends early
     steps = generate(
-        cache_for(model, prompts, piece),
+        model,
         prompts,
         piece,
         Choice(temperature=0),
         [0] * len(prompts),
         words,
-        model.rotary.shape[1],
     )
     return [list(row) for row in zip(*steps, strict=True)]
 
@@ -100,6 +99,7 @@ def measure(
             continue
         c = c.replace(dtype="bfloat16" if device.type == "cuda" else "float32")
         model = build(c, device, attention.choose(c, device)).eval()
+        model.to(model.dtype)  # once, as make sample does
         beside = transformers_beside(model, c)
         for batch in BATCHES:
             prompts = torch.randint(

@@ -43,7 +43,7 @@ from train.evaluate.core.score import score_choices
 from train.evaluate.validation import FULL_SET
 from train.generate import chat_format, eval_run
 from train.generate.load_run import TUNED, Trained, open_trained
-from train.model.generate import Choice, cache_for, generate
+from train.model.generate import Choice, generate
 from train.model.hf_import import ForeignError
 
 MORE = 8  # tokens that a written answer may have beyond the right one, before it counts as wrong
@@ -61,6 +61,7 @@ def measure(c: Config, world: World) -> int:
         )
     began = time.perf_counter()
     trained = open_trained(c, world)
+    trained.model.to(trained.model.dtype)  # once, and not for each token
     log.info("weights of %s, on %d x %s", trained.source, world.size, world.device_name)
     set_timeout(
         60 * c.eval_minutes * FULL_SET, []
@@ -156,13 +157,12 @@ def of_written(trained: Trained, mine: Sequence[Asked]) -> tuple[float, ...]:
         most = max(answer for _, (_, answer) in batch) + MORE
         replies: list[list[int]] = [[] for _ in batch]
         for row in generate(
-            cache_for(trained.model, texts, most),
+            trained.model,
             texts,
             most,
             Choice(temperature=0),
             [c.seed] * len(batch),
             v,
-            c.seq_len,
             [chat_format.end_of_message(v)],
         ):
             for reply, token in zip(replies, row, strict=True):

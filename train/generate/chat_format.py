@@ -1,13 +1,14 @@
-"""How a conversation is written for a model that was fine-tuned to hold one: special tokens round each message.
+"""How a conversation is written for a fine-tuned model: special tokens around each message.
 
     own      <|endoftext|><|system|>Be brief.<|end|><|user|>Hi<|end|><|assistant|>Hello<|end|>
     chatml   <|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n...
 
-Own are the tokens that every tokenizer trained here reserves (tokenizer.py); ChatML is what Qwen and many others have.
-The first whose tokens a tokenizer has is taken. A message's text never becomes a special token, whatever it spells.
+Every tokenizer that is trained here reserves the tokens of `own` (tokenizer.py). Qwen and many others
+have those of ChatML. The first format whose tokens a tokenizer has is used. The text of a message
+never becomes a special token, whatever it spells.
 
-`Format.template` is the same as a Jinja template, as tokenizer_config.json has it: it gives the same ids. There a text
-that spells a special token out becomes one: so do the libraries that read it.
+`Format.template` is the same as a Jinja template, for tokenizer_config.json, and gives the same ids.
+In it, text that spells a special token becomes one: the libraries that read it do so.
 """
 
 import dataclasses
@@ -28,9 +29,15 @@ class Message(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """begin: a special token before the first message, or "". opening: the special token that opens a message of a
-    role, {} for the role's name; heading: text behind it, before the message's; end, behind: the special token that
-    ends it, and text behind that."""
+    """What is around a message. {} stands for the name of the role.
+
+    Attributes:
+        begin: special token before the first message, or "".
+        opening: special token that opens a message.
+        heading: text between it and the message.
+        end: special token that ends a message.
+        behind: text after that.
+    """
 
     name: str
     begin: str
@@ -42,103 +49,85 @@ class Format:
     @property
     def tokens(self) -> tuple[str, ...]:
         """The special tokens that it needs, each once."""
-        opening = (self.opening.format(role) for role in ROLES)
-        return tuple(dict.fromkeys(token for token in (self.begin, *opening, self.end) if token))
+        openings = [self.opening.format(role) for role in ROLES]
+        tokens = [self.begin, *openings, self.end]
+        return tuple(dict.fromkeys(token for token in tokens if token))
 
     @property
     def template(self) -> str:
-        """For transformers' apply_chat_template: messages, and add_generation_prompt."""
-
-        def joined(role: str, *parts: str) -> str:
-            """An expression of Jinja: the parts one behind the other, with the role for {}."""
-            pieces = [
-                piece
-                for part in parts
-                for piece in (part.replace("{}", "\0{}\0").split("\0"))
-                if piece
-            ]
-            quoted = {"{}": role, "TEXT": "message['content']"}
-            return " + ".join(
-                quoted.get(piece) or "'" + piece.replace("\n", "\\n") + "'" for piece in pieces
-            )
-
-        message = joined(
-            "message['role']", self.opening, self.heading, "TEXT", self.end, self.behind
-        )
-        reply = joined("'assistant'", self.opening, self.heading)
-        roles = ", ".join(f"'{role}'" for role in ROLES)
+        """The template for apply_chat_template in transformers, with add_generation_prompt."""
+        head, tail = f"{self.opening}{self.heading}".replace("\n", "\\n").split("{}")
+        close = f"{self.end}{self.behind}".replace("\n", "\\n")
+        begin = f"{{{{- '{self.begin}' }}}}" if self.begin else ""
         return (
-            f"{{{{- '{self.begin}' }}}}" * bool(self.begin) + "{%- for message in messages %}"
-            f"{{%- if message['role'] not in [{roles}] %}}"
+            f"{begin}{{%- for message in messages %}}"
+            f"{{%- if message['role'] not in {list(ROLES)} %}}"
             "{{- raise_exception('a message has the role ' + message['role']) }}{%- endif %}"
-            f"{{{{- {message} }}}}{{%- endfor %}}"
-            f"{{%- if add_generation_prompt %}}{{{{- {reply} }}}}{{%- endif %}}"
+            f"{{{{- '{head}' + message['role'] + '{tail}' + message['content'] + '{close}' }}}}"
+            "{%- endfor %}"
+            f"{{%- if add_generation_prompt %}}{{{{- '{head}assistant{tail}' }}}}{{%- endif %}}"
         )
 
 
 OWN = Format("own", END_OF_TEXT, "<|{}|>", "", "<|end|>", "")
 CHATML = Format("chatml", "", "<|im_start|>", "{}\n", "<|im_end|>", "\n")
-FORMATS = (OWN, CHATML)
 
 
 def format_of(vocabulary: Vocabulary) -> Format:
-    """The format whose tokens a tokenizer has. Raises TokenizerError."""
-    lacking = {
-        made: [token for token in made.tokens if not is_special(vocabulary, token)]
-        for made in FORMATS
-    }
-    for made, tokens in lacking.items():
-        if not tokens:
+    """Return the format whose tokens a tokenizer has. Raises TokenizerError."""
+    lacking = []
+    for made in (OWN, CHATML):
+        missing = [token for token in made.tokens if not is_special(vocabulary, token)]
+        if not missing:
             return made
+        lacking.append(" ".join(missing))
     raise TokenizerError(
         "the tokenizer has no special tokens for conversations: it lacks "
-        + "; or for ChatML ".join(" ".join(tokens) for tokens in lacking.values())
-        + ". Only a model that was fine-tuned with such tokens can chat. `make sample` continues a "
-        "text with any model."
+        f"{'; or for ChatML '.join(lacking)}. Only a model that was fine-tuned with such tokens can "
+        "chat. `make sample` continues a text with any model."
     )
 
 
 def is_special(vocabulary: Vocabulary, token: str) -> bool:
-    i = vocabulary.tokenizer.token_to_id(token)
+    number = vocabulary.tokenizer.token_to_id(token)
     added = vocabulary.tokenizer.get_added_tokens_decoder()
-    return i in added and added[i].special
+    return number in added and added[number].special
 
 
 def special_tokens(vocabulary: Vocabulary) -> dict[str, int]:
-    """Token -> id of what the tokenizer's format needs; {} where it has none."""
+    """Return the id of each token that the tokenizer's format needs; {} if it has no format."""
     try:
-        needed = format_of(vocabulary).tokens
+        tokens = format_of(vocabulary).tokens
     except TokenizerError:
         return {}
-    return {
-        token: i for token in needed if (i := vocabulary.tokenizer.token_to_id(token)) is not None
-    }
+    ids = {token: vocabulary.tokenizer.token_to_id(token) for token in tokens}
+    return {token: number for token, number in ids.items() if number is not None}
 
 
 def render(vocabulary: Vocabulary, messages: Sequence[Message], reply: bool = True) -> list[int]:
-    """Token ids of a conversation; reply: up to where the assistant's next message begins. Raises TokenizerError,
-    ValueError for a role that is none."""
-    made, ids = format_of(vocabulary), list[int]()
+    """Return the token ids of a conversation. Raises TokenizerError, or ValueError for a wrong role.
+
+    Args:
+        reply: continue to where the assistant's next message begins.
+    """
+    made = format_of(vocabulary)
     special = special_tokens(vocabulary)
-    if made.begin:
-        ids.append(special[made.begin])
+
+    def open_message(role: str, text: str) -> list[int]:
+        opening = special[made.opening.format(role)]
+        return [opening, *vocabulary.encode(made.heading.format(role) + text)]
+
+    ids = [special[made.begin]] if made.begin else []
     for role, text in messages:
         if role not in ROLES:
             raise ValueError(f"a message has the role {role}; there are {', '.join(ROLES)}")
-        ids += [
-            special[made.opening.format(role)],
-            *vocabulary.encode(made.heading.format(role) + text),
-            special[made.end],
-            *vocabulary.encode(made.behind),
-        ]
+        ids += open_message(role, text)
+        ids += [special[made.end], *vocabulary.encode(made.behind)]
     if reply:
-        ids += [
-            special[made.opening.format("assistant")],
-            *vocabulary.encode(made.heading.format("assistant")),
-        ]
+        ids += open_message("assistant", "")
     return ids
 
 
 def end_of_message(vocabulary: Vocabulary) -> int:
-    """The token with which the assistant ends. Raises TokenizerError."""
+    """Return the token with which the assistant ends. Raises TokenizerError."""
     return special_tokens(vocabulary)[format_of(vocabulary).end]

@@ -1,144 +1,121 @@
-"""A model that remembers keys and values of the tokens it has read, so that one more costs one pass over one token.
+"""Keys and values of the tokens that were read, so that one more token costs one pass over one token.
 
-    read    texts of any lengths, in one pass           rows end together:    . . a b c|
-            whose last logits come back                                       d e f g h|
-    add     a token to each text; its keys and values                         . . a b c|i
-            go behind, its query sees the row                                 d e f g h|j
+    cache.start(lengths)           texts of any lengths, in one pass         rows end together:    . . a b c|
+    model(tokens, cache=cache)                                                                     d e f g h|
+    model(one_each, cache=cache)   a token to each text; its keys and                              . . a b c|i
+                                   values go to the next column                                    d e f g h|j
 
-All rows write to the same column, so that memory laid out once takes a token without an index; what is before a
-shorter row is hidden by a mask, also made once. Positions count from each row's own first token.
-
-The modules are the model's own: copies that share their weights, but for attention's kernel, which is a cache's here.
-Only where DTYPE is not float32 the weights are cast, once and not for each token; that takes half as much again.
+All rows write to the same column, so that memory allocated once takes a token without an index. A
+mask, made once per start, hides what is before a shorter row. Positions count from the first token
+of each row.
 """
 
-import copy
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from train.model.attention import Kernel
-from train.model.model import Transformer
+if TYPE_CHECKING:  # model.py imports this module
+    from train.model.model import Transformer
+
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
 
-class Cache:
-    """A model and its memory of `rows` texts, of at most `length` tokens each: (layers, B, H_kv, length, D) twice.
+class KVCache:
+    """The memory of `rows` texts, of at most `length` tokens each.
 
-    For a model that is whole in this process; it is left as it is, and must not train meanwhile.
+    Attributes:
+        column: number of columns that are filled, the same for all rows.
+        starts: (rows,) int64, the column of each row's first token.
+        mask: (rows, 1, 1, length) with -inf where a row has no text; None if all begin together.
     """
 
-    def __init__(self, model: Transformer, rows: int, length: int):
-        self.model, self.length = twin(model, model.dtype, {}), length
-        self.lengths, self.column = list[int](), 0
+    def __init__(self, model: "Transformer", rows: int, length: int):
+        self.length = length
+        self.dtype = model.dtype
+        self.device = model.rotary.device
+        self.lengths: list[int] = []
+        self.column = 0
+        self.starts = torch.zeros(rows, dtype=torch.int64, device=self.device)
         self.mask: Tensor | None = None
-        self.starts = torch.zeros(rows, dtype=torch.int64, device=model.rotary.device)
-        for layer in self.model.layers:
-            attention: Any = layer.self_attn
-            heads = attention.k_proj.weight.shape[0] // attention.head_dim
-            memory = torch.zeros(
-                2,
-                rows,
-                heads,
-                length,
-                attention.head_dim,
-                dtype=model.dtype,
-                device=model.rotary.device,
-            )
-            attention.kernel = Kernel(
-                "cache", Remembering(self, model.kernel, memory), by_bounds=False
-            )
+        attention: Any = model.layers[0].self_attn  # all layers have this shape
+        width = attention.k_proj.out_features
+        self.layers = [LayerCache(self, width, attention.head_dim) for _ in model.layers]
 
     @property
     def is_full(self) -> bool:
         return self.column == self.length
 
-    @torch.inference_mode()
-    def read(self, texts: Sequence[Sequence[int]]) -> Tensor:
-        """(B, padded V) logits behind each text, none of which is empty; what was read before is forgotten."""
-        self.lengths, device = list(map(len, texts)), self.starts.device
+    def start(self, lengths: Sequence[int]) -> None:
+        """Forget everything. The next pass reads texts of these lengths, padded at the end."""
+        self.lengths = list(lengths)
         self.column = 0
-        longest = max(self.lengths)
-        tokens = torch.tensor(
-            [[*text, *[0] * (longest - len(text))] for text in texts], device=device
-        )
-        x = self.model.through(tokens, self.model.rotary[:, :longest])
-        last = torch.tensor(self.lengths, device=device) - 1
-        self.column, self.mask = longest, None
-        self.starts = longest - 1 - last
-        if min(self.lengths) < longest:
-            hidden = torch.arange(self.length, device=device) < self.starts[:, None]
-            self.mask = torch.zeros(
-                hidden.shape, dtype=self.model.dtype, device=device
-            ).masked_fill_(hidden, -math.inf)[:, None, None]
-        return self.model.lm_head(x[torch.arange(len(texts), device=device), last])
+        self.starts = max(lengths) - torch.tensor(self.lengths, device=self.device)
+        self.mask = None
+        if min(lengths) < max(lengths):
+            hidden = torch.arange(self.length, device=self.device) < self.starts[:, None]
+            mask = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device)
+            self.mask = mask.masked_fill_(hidden, -math.inf)[:, None, None]
 
-    @torch.inference_mode()
-    def add(self, tokens: Tensor) -> Tensor:
-        """(B, padded V) logits behind one more token of each text, (B,) int64."""
-        rotary = self.model.rotary
-        at = (
-            rotary[:, self.column : self.column + 1]
-            if self.mask is None
-            else rotary[:, (self.column - self.starts)[:, None]]
-        )
-        x = self.model.through(tokens[:, None], at)
-        self.column += 1
-        return self.model.lm_head(x[:, 0])
+    def next_rows(self, rotary: Tensor, T: int) -> Tensor:
+        """Return the rows of the rotary table (2, SEQ_LEN, 1, D) for the next T tokens of each text."""
+        if self.column == 0:  # texts are padded at the end
+            return rotary[:, :T]
+        if self.mask is None:
+            return rotary[:, self.column : self.column + T]
+        return rotary[:, (self.column - self.starts)[:, None]]
+
+    def advance(self, x: Tensor) -> Tensor:
+        """Count the columns of x (B, T, C) as filled, and return (B, C) for each text's last token."""
+        B, T, _ = x.shape
+        is_start = self.column == 0
+        self.column += T
+        if not is_start:
+            return x[:, 0]
+        return x[torch.arange(B, device=self.device), T - 1 - self.starts]
 
 
-class Remembering:
-    """The attention of one layer: keys and values are written down, and queries see those of their row."""
+class LayerCache:
+    """Keys and values of one layer, (B, H_kv, length, D) each."""
 
-    def __init__(self, cache: Cache, kernel: Kernel, memory: Tensor):
-        self.cache, self.kernel = cache, kernel
-        self.keys, self.values = memory
+    def __init__(self, cache: KVCache, width: int, head_dim: int):
+        self.cache = cache
+        shape = (len(cache.starts), width // head_dim, cache.length, head_dim)
+        # Zeros: even what the mask hides is multiplied, and must be a finite number.
+        self.keys = torch.zeros(shape, dtype=cache.dtype, device=cache.device)
+        self.values = torch.zeros(shape, dtype=cache.dtype, device=cache.device)
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, apart: Tensor | None) -> Tensor:
-        """As attention.Kernel has it: of whole texts where nothing is remembered, else of a token each."""
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, attend: Attend) -> Tensor:
+        """Store keys and values, and compute attention over all that is stored.
+
+        Args:
+            q: (B, T, H, D). T is 1 except for the first pass.
+            k: (B, T, H_kv, D), and so is v.
+            attend: the model's kernel, which reads whole texts.
+        """
         column = self.cache.column
         if column == 0:
-            self.write(k, v)
-            return self.kernel.attend(q, k, v, None)
+            self.store_texts(k, v)
+            return attend(q, k, v, None)
         self.keys[:, :, column] = k[:, 0]
         self.values[:, :, column] = v[:, 0]
-        seen, mask = column + 1, self.cache.mask
+        mask = self.cache.mask
         B, _, H, D = q.shape
         y = F.scaled_dot_product_attention(  # heads that share keys are rows of one product
             q.view(B, k.shape[2], -1, D),
-            self.keys[:, :, :seen],
-            self.values[:, :, :seen],
-            attn_mask=None if mask is None else mask[..., :seen],
+            self.keys[:, :, : column + 1],
+            self.values[:, :, : column + 1],
+            attn_mask=None if mask is None else mask[..., : column + 1],
         )
         return y.view(B, 1, H, D)
 
-    def write(self, k: Tensor, v: Tensor) -> None:
-        """Have all rows end at one column. What is before a row must be a number: even a hidden one is multiplied."""
+    def store_texts(self, k: Tensor, v: Tensor) -> None:
+        """Store whole texts so that all rows end at the same column."""
         longest = k.shape[1]
         for row, length in enumerate(self.cache.lengths):
-            for memory, new in ((self.keys, k), (self.values, v)):
-                memory[row, :, longest - length : longest] = new[row, :length].transpose(0, 1)
-
-
-def twin(module: Any, dtype: torch.dtype, cast: dict[Tensor, Tensor]) -> Any:
-    """A module of the same weights, in this type, whose parts can be changed without changing the first.
-
-    cast: what was cast already, so that a tied head stays the table. Not compiled, though the first may be.
-    """
-    made = copy.copy(module)
-    made.__dict__.pop("forward", None)  # compilation.py puts it there, bound to the first
-    made._parameters = {
-        name: cast.setdefault(weight, in_type(weight, dtype))
-        for name, weight in module._parameters.items()
-        if weight is not None
-    }
-    made._buffers = {name: buffer.to(dtype) for name, buffer in module._buffers.items()}
-    made._modules = {name: twin(part, dtype, cast) for name, part in module._modules.items()}
-    return made
-
-
-def in_type(weight: Tensor, dtype: torch.dtype) -> nn.Parameter:
-    return nn.Parameter(weight.detach().to(dtype), requires_grad=False)
+            columns = slice(longest - length, longest)
+            self.keys[row, :, columns] = k[row, :length].transpose(0, 1)
+            self.values[row, :, columns] = v[row, :length].transpose(0, 1)

@@ -23,6 +23,7 @@ logits are cut off, and in the loss it gets no gradient.
 
 import hashlib
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ from train.distributed.parallel import part_of
 from train.model import cpu_kernels
 from train.model.attention import SDPA, Kernel, sdpa
 from train.model.cpu_kernels import faster_in_eager_mode
+from train.model.kv_cache import KVCache, LayerCache
 from train.model.loss import SoftmaxPart, scored_answers, softmax_part, summed_loss
 from train.model.prefix_scoring import Branches
 from train.model.recompute import recomputed
@@ -111,7 +113,9 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(c.head_dim, norm_eps) if c.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(c.head_dim, norm_eps) if c.qk_norm else nn.Identity()
 
-    def forward(self, x: Tensor, rotary: Tensor, apart: Tensor | None) -> Tensor:
+    def forward(
+        self, x: Tensor, rotary: Tensor, apart: Tensor | None, memory: LayerCache | None = None
+    ) -> Tensor:
         B, T, C = x.shape
         q = self.q_proj(x).view(B, T, -1, self.head_dim)  # (B, T, H, D)
         k = self.k_proj(x).view(B, T, -1, self.head_dim)  # (B, T, H_kv, D)
@@ -121,7 +125,11 @@ class Attention(nn.Module):
         attend = self.kernel.attend
         if apart is not None and apart.ndim == 4:  # a mask, which not every kernel takes
             attend = sdpa
-        return self.o_proj(attend(q, k, v, apart).reshape(B, T, C))
+        if memory is None:
+            y = attend(q, k, v, apart)
+        else:
+            y = memory.attend(q, k, v, attend)
+        return self.o_proj(y.reshape(B, T, C))
 
 
 class MLP(nn.Module):
@@ -147,18 +155,25 @@ class Block(nn.Module):
         self.mlp = MLP(c)
         self.recompute = c.activation_checkpointing
 
-    def forward(self, x: Tensor, rotary: Tensor, apart: Tensor | None) -> Tensor:
+    def forward(
+        self, x: Tensor, rotary: Tensor, apart: Tensor | None, memory: LayerCache | None = None
+    ) -> Tensor:
         if self.recompute == "none" or not torch.is_grad_enabled():
-            return self.body(x, rotary, apart)
+            return self.body(x, rotary, apart, memory)
         return recomputed(self.body, self.recompute, x, rotary, apart)
 
-    def body(self, x: Tensor, rotary: Tensor, apart: Tensor | None) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), rotary, apart)
+    def body(
+        self, x: Tensor, rotary: Tensor, apart: Tensor | None, memory: LayerCache | None = None
+    ) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), rotary, apart, memory)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class Transformer(nn.Module):
-    """forward(tokens) -> logits; forward(tokens, targets) -> (summed loss in nats, scored tokens)."""
+    """forward(tokens) -> logits; forward(tokens, targets) -> (summed loss in nats, scored tokens).
+
+    forward(tokens, cache=cache) -> logits after the last token of each text, for generation.
+    """
 
     rotary: Tensor
 
@@ -181,28 +196,29 @@ class Transformer(nn.Module):
         )
 
     def hidden(
-        self, tokens: Tensor, bounds: Tensor | None = None, branches: Branches | None = None
+        self,
+        tokens: Tensor,
+        bounds: Tensor | None = None,
+        branches: Branches | None = None,
+        cache: KVCache | None = None,
     ) -> Tensor:
         """Return (B, T, C): what the head reads."""
-        if branches:
-            return self.through(tokens, self.rotary[:, branches.positions], branches.mask())
-        rotary = self.rotary[:, : tokens.shape[1]]
-        if bounds is None:
-            return self.through(tokens, rotary)
-        return self.through(tokens, rotary, self.kernel.apart(bounds, *tokens.shape))
-
-    def through(self, tokens: Tensor, rotary: Tensor, apart: Tensor | None = None) -> Tensor:
-        """Return (B, T, C) for tokens at the positions whose rows of the rotary table are given.
-
-        Args:
-            tokens: (B, T) int64.
-            rotary: (2, T, 1, D), or (2, B, T, 1, D).
-            apart: what keeps documents apart, as Kernel.apart or Branches.mask has it.
-        """
+        B, T = tokens.shape
+        rotary = self.rotary[:, :T]
+        apart = None
+        memories: Sequence[LayerCache | None] = [None] * len(self.layers)
+        if bounds is not None:
+            apart = self.kernel.apart(bounds, B, T)
+        elif branches is not None:
+            rotary = self.rotary[:, branches.positions]
+            apart = branches.mask()
+        elif cache is not None:
+            rotary = cache.next_rows(self.rotary, T)
+            memories = cache.layers
         x = self.embed_tokens(tokens).to(self.dtype)
         rotary = rotary.to(self.dtype)
-        for layer in self.layers:
-            x = layer(x, rotary, apart)
+        for layer, memory in zip(self.layers, memories, strict=True):
+            x = layer(x, rotary, apart, memory)
         return self.norm(x)
 
     def forward(
@@ -211,6 +227,7 @@ class Transformer(nn.Module):
         targets: Tensor | None = None,
         bounds: Tensor | None = None,
         branches: Branches | None = None,
+        cache: KVCache | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Compute logits, or losses where it is known what they should predict.
 
@@ -219,13 +236,19 @@ class Transformer(nn.Module):
             targets: (B, T) int64, IGNORED where not scored.
             bounds: of documents that are kept apart, as attention.document_mask has them.
             branches: how tokens are trunks and branches; then there are neither targets nor bounds.
+            cache: keys and values of the tokens before these, to which those of these are added;
+                then there is nothing else.
 
         Returns:
             Logits (B, T, V) float32. With targets, what loss.summed_loss returns; with branches, what
-            loss.scored_answers returns for each of their answers.
+            loss.scored_answers returns for each of their answers; with a cache, logits (B, V) after
+            the last token of each text.
         """
-        x = self.hidden(tokens, bounds, branches)
+        x = self.hidden(tokens, bounds, branches, cache)
         head = self.lm_head.weight
+        if cache is not None:
+            last = cache.advance(x)
+            return self.lm_head(last)[..., : self.vocab_size].float()
         if branches:
             at = x.flatten(0, 1)[branches.at]
             return scored_answers(at, head, branches.answers, self.vocab_size)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -170,9 +171,23 @@ def test_weights_that_are_no_numbers_say_nothing(
     out, err = sample(PROMPT="abcd", code=78)
     assert (
         out == ""
-        and "step_0000003: layers.1.mlp.up_proj.weight holds values that are infinite or no nu"
-        in err
+        and "step_0000003: layers.1.mlp.up_proj.weight holds values that are infinite or NaN" in err
     )
+
+
+def test_weights_are_cast_once_and_not_for_each_token(
+    sample: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dtypes: set[torch.dtype] = set()
+
+    def generate(model: Transformer, *rest: Any) -> Any:
+        dtypes.update(weight.dtype for weight in model.parameters())
+        return inner(model, *rest)
+
+    inner = sampling.generate
+    monkeypatch.setattr(sampling, "generate", generate)
+    sample(PROMPT="abcd", DTYPE="bfloat16")
+    assert dtypes == {torch.bfloat16}
 
 
 def test_ctrl_c_ends_with_130(sample: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +217,7 @@ def test_weights_of_others_begin_from_nothing(
     out, err = sample(
         RUN_NAME="of-no-run", INIT_FROM=tmp_path / "llama", PROMPT="abcd e", SAMPLE_TEMPERATURE=0
     )
-    assert out == vocabulary.decode(whole) + "\n" and "llama: weights of others" in err
+    assert out == vocabulary.decode(whole) + "\n" and "llama: imported weights" in err
 
 
 def test_characters_survive_any_locale_and_bytes_that_are_none_are_refused(
@@ -323,7 +338,7 @@ def test_a_conversation_at_a_real_terminal_ends_with_ctrl_d(sample: Shell) -> No
         try:
             assert b"Ctrl-D ends" in read_until(ours, b"\n> ")
             os.write(ours, b"\xff\n")
-            assert b"byte 0 of it is not UTF-8" in read_until(ours, b"\n> ")
+            assert b"its byte 0 is not UTF-8" in read_until(ours, b"\n> ")
             os.write(ours, b"ab\n")
             shown = read_until(ours, b"\n> ").decode().replace("\r\n", "\n")
             assert shown.startswith(f"ab\n{answer}\n") and re.search(r"\d+ tokens in ", shown)

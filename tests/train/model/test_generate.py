@@ -13,9 +13,7 @@ from train.data import tokenizer
 from train.data.tokenizer import from_tokenizer
 from train.model.generate import (
     Choice,
-    Recomputing,
-    Shown,
-    cache_for,
+    TextStream,
     choose,
     continue_text,
     generate,
@@ -96,18 +94,28 @@ def test_next_to_no_temperature_is_none(temperature):
 # ---- With a cache and without
 
 
+@torch.no_grad()
+def recompute(model, text, n, how, seed, vocabulary):
+    """The same by a whole pass over the window for each token."""
+    generator, seq_len = torch.Generator().manual_seed(seed), model.rotary.shape[1]
+    text = list(text)
+    for _ in range(n):
+        seen = text[window_start(len(text), seq_len) :]
+        logits = model(torch.tensor([seen]))[:, -1, : vocabulary.size]
+        (token,) = choose(logits, how, [generator]).tolist()
+        if token == vocabulary.end_of_text:
+            return
+        text.append(token)
+        yield (token,)
+
+
 @pytest.mark.parametrize("how", [GREEDY, Choice(1.2, 40, 0.95), Choice(1.0, 0, 1.0)], ids=str)
 def test_a_text_is_the_same_with_a_cache_and_without_alone_and_in_any_batch(tiny, vocabulary, how):
     """Also where it outgrows SEQ_LEN=32, at other places than the others."""
     c = recipe(tiny, n_kv_head=2)
     model, texts, seeds, n = made(c), some_texts(c, 9, 3, 32, 20), [5, 6, 7, 5], 70
     alone = [
-        [
-            row
-            for (row,) in generate(
-                Recomputing(model), [text], n, how, [seed], vocabulary, c.seq_len
-            )
-        ]
+        [row for (row,) in recompute(model, text, n, how, seed, vocabulary)]
         for text, seed in zip(texts, seeds, strict=True)
     ]
     assert max(map(len, alone)) > 40
@@ -115,13 +123,12 @@ def test_a_text_is_the_same_with_a_cache_and_without_alone_and_in_any_batch(tiny
         asked = [texts[row] for row in rows]
         side_by_side = list(
             generate(
-                cache_for(model, asked, n),
+                model,
                 asked,
                 n,
                 how,
                 [seeds[row] for row in rows],
                 vocabulary,
-                c.seq_len,
             )
         )
         for row, found in zip(rows, zip(*side_by_side, strict=True), strict=True):
@@ -135,13 +142,12 @@ def test_another_seed_gives_another_text(tiny, vocabulary):
     model, texts = made(c), some_texts(c, 4) * 2
     one, other = zip(
         *generate(
-            cache_for(model, texts, 20),
+            model,
             texts,
             20,
             Choice(2.0, 0, 1.0),
             [1, 2],
             vocabulary,
-            c.seq_len,
         ),
         strict=True,
     )
@@ -155,36 +161,34 @@ def test_the_window_is_the_whole_text_and_then_at_least_its_latest_half():
     assert [window_start(length, 3) for length in range(6)] == [0, 0, 0, 0, 1, 2]
 
 
-class Says:
-    """A reader that wants to say these tokens, row by row."""
+class Says(torch.nn.Module):
+    """A model that wants to say these tokens, row by row."""
 
-    is_full = False
+    def __init__(self, c, *rows):
+        super().__init__()
+        self.inner, self.rows, self.at = made(c), rows, 0
+        self.rotary, self.compiled, self.dtype = self.inner.rotary, False, self.inner.dtype
+        self.layers = self.inner.layers
 
-    def __init__(self, *rows):
-        self.rows, self.at, self.reads = rows, 0, 0
-
-    def read(self, texts):
+    def forward(self, tokens, cache):
+        self.inner(tokens, cache=cache)
         self.at += 1
-        return torch.stack(
-            [torch.nn.functional.one_hot(torch.tensor(row[self.at - 1]), 600) for row in self.rows]
-        )
-
-    add = read
+        said = torch.tensor([row[self.at - 1] for row in self.rows])
+        return torch.nn.functional.one_hot(said, 600).float()
 
 
-def test_a_text_ends_at_its_stops_and_others_go_on(vocabulary):
+def test_a_text_ends_at_its_stops_and_others_go_on(tiny, vocabulary):
     eot, stop = vocabulary.end_of_text, 9
-    reader = Says([20, 21, eot, 30, 31], [22, 23, 24, 25, stop], [stop, 26, 27, 28, 29])
-    found = list(
-        generate(reader, [[1], [1], [1]], 9, GREEDY, [0, 0, 0], vocabulary, 64, stops=[stop])
-    )
+    c = recipe(tiny)
+    model = Says(c, [20, 21, eot, 30, 31], [22, 23, 24, 25, stop], [stop, 26, 27, 28, 29])
+    found = list(generate(model, [[1], [1], [1]], 9, GREEDY, [0, 0, 0], vocabulary, stops=[stop]))
     assert list(zip(*found, strict=True)) == [
         (20, 21, None, None, None),
         (22, 23, 24, 25, None),
         (None,) * 5,
     ]
-    assert reader.at == 5  # and no pass behind the last
-    assert list(generate(Says([1]), [[1]], 0, GREEDY, [0], vocabulary, 64)) == []
+    assert model.at == 5  # and no pass behind the last
+    assert list(generate(Says(c, [1]), [[1]], 0, GREEDY, [0], vocabulary)) == []
 
 
 def test_one_process_may_choose_for_all(tiny, vocabulary):
@@ -199,7 +203,7 @@ def test_one_process_may_choose_for_all(tiny, vocabulary):
 
 
 def shown(vocabulary, before, ids):
-    made_ = Shown(vocabulary, before)
+    made_ = TextStream(vocabulary, before)
     return [*(made_.add(token) for token in ids), made_.rest()]
 
 
