@@ -246,8 +246,7 @@ def tell(found: load_run.Found, target: Path, replaces: bool, vocabulary: Vocabu
         f"\n{where}\n  check it:     (cd {where} && sha256sum -c SHA256SUMS)"
         f"\n  in Python:    model = transformers.AutoModelForCausalLM.from_pretrained({str(where)!r})"
         f"\n                tokenizer = transformers.AutoTokenizer.from_pretrained({str(where)!r})"
-        f"\n  train on:     make train PRESET={found.config.preset} DATA=more.txt INIT_FROM={where} "
-        f"TOKENIZER={where}/tokenizer.json"
+        f"\n  train on:     make train PRESET={found.config.preset} DATA=more.txt INIT_FROM={where}"
     )
 
 

@@ -15,6 +15,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from settings import SettingsError
+from settings.init_from import parse_shape
 from train.data.tokenizer import SPLIT
 from train.model import hf_import
 
@@ -67,7 +68,7 @@ def find_pre_tokenizer(tokenizer: dict[str, Any]) -> str:
 
 def check_model(config: dict[str, Any]) -> None:
     """Raise SettingsError for the config.json of a model that was not trained here."""
-    problems = hf_import.settings_in(config)[1]
+    _, problems = parse_shape(config)
     if problems or not {*SHAPE.values(), "rope_theta", "torch_dtype"} <= config.keys():
         raise SettingsError(
             [

@@ -10,6 +10,7 @@ from settings import sources
 from settings.checks import Check, find_conflicts
 from settings.config import DEFAULTS, ROOT, SETTINGS, Config, build_config, has_effect
 from settings.declare import FREE, SettingsError, Texts, Values, format_value
+from settings.init_from import take_shape
 from settings.names import explain_name, explain_target, find_meant, list_targets
 from settings.resume import compare_with_stored, list_lasting, read_run_config
 from settings.sources import DEFAULT, Given, Givens, give, parse
@@ -20,6 +21,7 @@ from settings.targets import (
     EITHER,
     PREVIEW,
     RESUME,
+    START,
     TARGET_DEFAULTS,
     TARGETS,
     TRAIN,
@@ -102,6 +104,11 @@ def resolve(
     chosen = weakest | preset | run | explicit
     if chosen["PRESET"].text != (weakest | run)["PRESET"].text:  # another one is named
         chosen = weakest | run | preset | explicit
+    folder = chosen.get("INIT_FROM")
+    if folder and is_used("INIT_FROM", targets):
+        began = read_run_config(root / find_run_config(weakest, explicit, root)).get("settings", {})
+        shape = take_shape(folder, root, began, explicit, problems, must_exist=target in START)
+        chosen = chosen | shape | explicit
     values, invalid = parse(chosen)
     config = build_config(values)
     values = config.values()

@@ -43,6 +43,7 @@ FIND = WATCH | OPEN | PREPARE_DATA | {"runs", "energy", "mirror", "gpu-sampler",
 
 # These go on with a run that exists, so they must not change its frozen settings.
 CONTINUE = {"train", "train-node", "train-2xh100", "finetune", "finetune-node", "check-env"}
+START = {"train", "train-node", "train-2xh100", "pipeline"}  # these pretrain on this machine
 # These also take the settings that it was started with.
 RESUME = CONTINUE | PREVIEW | {"settings"}
 

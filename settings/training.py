@@ -64,8 +64,9 @@ class Architecture(Section):
     rope_theta: float = setting(10000.0, "Base of the rotary position embedding.", positive=True)
     init_from: str = setting(
         "",
-        "Folder with config.json and safetensors of a Llama or Qwen3 model. A new run starts from "
-        "its weights; `make sample`, `chat` and `eval` open it. Default: random weights.",
+        "Folder with config.json and safetensors of a Llama or Qwen3 model. A new run takes its shape "
+        "and starts from its weights; `make sample`, `chat` and `eval` open it. "
+        "Default: random weights.",
         format=PATH,
         example="models/qwen3-0.6b",
     )

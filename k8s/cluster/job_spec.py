@@ -19,6 +19,7 @@ from settings.cluster import Cluster
 from settings.config import SETTINGS, Config
 from settings.declare import Section, format_value, read_section
 from settings.finetune import LoRA, Tuning
+from settings.init_from import SHAPE
 from settings.planning import Planning
 from settings.resolve import Resolved, resolve
 from settings.run import Sources
@@ -398,7 +399,7 @@ def pod_environment(c: Config) -> dict[str, str]:
         | {
             name: format_value(value)
             for name, value in values.items()
-            if value != getattr(defaults, name.lower())
+            if value != getattr(defaults, name.lower()) and not (c.init_from and name in SHAPE)
         }
         | IN_POD
     )

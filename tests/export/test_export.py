@@ -245,7 +245,7 @@ def test_the_newest_is_taken_and_that_of_step_where_it_is_given(
     ]
     assert made.command(monkeypatch, STEP="4") == 64
     assert (
-        "STEP=4: run a-run has no checkpoint of that step; there are: 5, 3"
+        "STEP=4: Run a-run has no checkpoint of that step. There are: 5, 3"
         in capsys.readouterr().err
     )
     (made.folder / "checkpoints" / "step_0000005" / "__0_0.distcp").write_bytes(b"damaged")

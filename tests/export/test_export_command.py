@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from settings.init_from import SHAPE
 from tests.running import ROOT, environment, events, train, wait_for
 
 
@@ -33,10 +34,10 @@ def test_a_run_that_starts_from_an_export_begins_where_it_ended(trained, tmp_pat
     for words in ("step 6: ", f"from_pretrained('{folder}')", "every weight is the checkpoint's"):
         assert words in said
     assert all(f"  {path.name} " in said for path in folder.iterdir())
-    settings = {
+    model = shutil.copytree(folder, tmp_path / "model")
+    settings = dict.fromkeys([*SHAPE, "TOKENIZER"], "") | {  # the folder sets them
         "RUNS_DIR": str(tmp_path),
-        "INIT_FROM": str(folder),
-        "TOKENIZER": str(folder / "tokenizer.json"),
+        "INIT_FROM": str(model),
         "MAX_STEPS": "1",
         "LEARNING_RATE": "1e-9",
         "MIN_LEARNING_RATE": "1e-10",
@@ -52,12 +53,15 @@ def test_a_run_that_starts_from_an_export_begins_where_it_ended(trained, tmp_pat
         for name in ("config.json", "model.safetensors")
     }
     assert attempt["init_from"] == sums
+    assert json.loads((other / "config.json").read_text())["settings"]["N_LAYER"] == 2
+    shutil.rmtree(model)  # a run that is resumed needs it no more
+    assert "resumed from step_0000001" in train(trained | settings | {"MAX_STEPS": "2"})
     export(trained | {"RUNS_DIR": str(tmp_path)})
     card = (other / "export" / "README.md").read_text()
     assert f"weights of others: config.json of sha256 {sums['config.json'][:16]}" in card
     assert "\nMIN_LEARNING_RATE=1e-10\n" in card
     assert str(tmp_path) not in card
-    assert str(folder) not in card
+    assert str(model) not in card
 
 
 @pytest.mark.slow
@@ -80,13 +84,13 @@ def test_a_run_keeps_the_epsilon_that_init_from_brought(trained, tmp_path):
     assert made["rms_norm_eps"] == 1e-3
 
 
-def test_settings_that_are_not_the_export_s_are_all_said_with_the_value_to_set(trained, tmp_path):
+def test_settings_that_contradict_the_export_are_all_refused_with_its_values(trained, tmp_path):
     export(trained)
     folder = Path(trained["RUNS_DIR"]) / "run" / "export"
     other = {"RUNS_DIR": str(tmp_path), "INIT_FROM": str(folder), "N_LAYER": "3", "N_HEAD": "4"}
     said = train(trained | other, code=64)
-    assert "set N_LAYER=2" in said
-    assert "set N_HEAD=2" in said
+    assert f"N_LAYER=3 (environment): INIT_FROM={folder} has N_LAYER=2. Leave N_LAYER out" in said
+    assert f"N_HEAD=4 (environment): INIT_FROM={folder} has N_HEAD=2. Leave N_HEAD out" in said
 
 
 def test_ctrl_c_leaves_no_half_folder(trained):

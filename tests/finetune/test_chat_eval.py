@@ -293,12 +293,12 @@ def test_a_run_that_has_fine_tuned_is_read_by_its_export_of_the_newest_step(
     facts["settings"]["MODEL"] = "base"
     (run.folder / "config.json").write_text(json.dumps(facts))
     with pytest.raises(
-        RunFolderError, match="has fine-tuned MODEL=base, and is read by its export, which is not"
+        RunFolderError, match="has fine-tuned MODEL=base and has not been exported yet"
     ):
         open_trained(c, ALONE, given=given)
     (run.export / "finetuned.json").write_text(json.dumps({"step": 2}))
     with pytest.raises(
-        RunFolderError, match="its export is of step 2, not 3; make export RUN_NAME=a-run renews it"
+        RunFolderError, match=r"its export is of step 2, not 3\. Run make export RUN_NAME=a-run"
     ):
         open_trained(c, ALONE, given=given)
     (run.export / "finetuned.json").write_text(json.dumps({"step": 3}))

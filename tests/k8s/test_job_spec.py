@@ -21,6 +21,7 @@ from k8s.cluster.job_spec import (
 from record.trackers.processes import check_trackers
 from settings import ROOT, SettingsError
 from settings.config import SETTINGS, Config
+from settings.init_from import SHAPE
 from settings.resolve import resolve
 
 FIELDS = SETTINGS
@@ -530,3 +531,10 @@ def test_where_there_is_no_repository_nobody_can_tell(
     assert job_spec.check_preset(Config()) is None
     monkeypatch.setenv("PATH", str(tmp_path))
     assert job_spec.check_preset(Config()) is None
+
+
+def test_pods_read_the_shape_of_init_from_where_it_is(load: Load) -> None:
+    c = load(TOKENIZER="/volume/t.json", INIT_FROM="/volume/models/q")
+    assert not set(SHAPE) & pod_environment(c).keys()
+    typed = pod_environment(c.replace(n_layer=c.n_layer + 1))
+    assert typed["N_LAYER"] == str(c.n_layer + 1)

@@ -67,7 +67,8 @@ def prepared_of(c: Config, name: str) -> Pinned:
 def tokenizer_path(c: Config) -> Path:
     """Where the run's tokenizer is, or will be. Raises CorpusError where it is trained on what was not pinned yet."""
     if c.tokenizer != "train" and (path := ROOT / c.tokenizer).suffix == ".json":
-        return path
+        kept = ROOT / c.run_folder / "tokenizer.json"  # the run's own copy, which a resume may use
+        return kept if kept.is_file() and not path.exists() else path
     name = c.tokenizer.replace("/", "--")
     if c.tokenizer == "train":
         trained_on = [

@@ -6,6 +6,8 @@ import json
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from tests.processes import run_ranks
 from tests.train.model.test_model import hugging_face, recipe
 from train.distributed import world
 from train.model import hf_import
+from train.model.generate import Choice, generate
 from train.model.hf_import import ForeignError
 from train.model.model import build
 
@@ -153,17 +156,18 @@ def test_keys_of_older_and_of_sparing_config_files_are_understood(
     change(folder, rope_theta=None, mlp_bias=None, attention_bias=None)  # 10000, and no biases
     hf_import.check(folder, c)
     assert problems(folder, dataclasses.replace(c, rope_theta=5e5)) == [
-        f"ROPE_THETA=500000: INIT_FROM={folder} has rope_theta=10000.0; set ROPE_THETA=10000"
+        f"ROPE_THETA=500000.0: INIT_FROM={folder} has ROPE_THETA=10000. "
+        "Leave ROPE_THETA out, or choose other weights."
     ]
     change(folder, rope_theta=1e6, rope_scaling={"type": "default"}, rms_norm_eps=None)
     hf_import.check(folder, dataclasses.replace(c, rope_theta=1e6))
     assert hf_import.read_norm_eps(folder) == 1e-6
 
 
-def test_what_old_files_hold_besides_is_passed_over_or_must_agree(
+def test_what_old_files_hold_besides_is_passed_over(
     llama: tuple[Config, Path],
 ) -> None:
-    """Angles, which follow from the settings, and the tied table a second time."""
+    """Angles, which follow from the settings, and the tied table a second time, as transformers does."""
     c, folder = llama
     path = folder / "model.safetensors"
     weights = load_file(path)
@@ -174,12 +178,6 @@ def test_what_old_files_hold_besides_is_passed_over_or_must_agree(
     save_file(weights | more, path)
     hf_import.check(folder, c)
     hf_import.load(folder, build(c, CPU))
-    more["lm_head.weight"][5, 5] += 1
-    save_file(weights | more, path)
-    with pytest.raises(
-        ForeignError, match=r"model\.safetensors: config\.json ties .* lm_head\.weight is another"
-    ):
-        hf_import.load(folder, build(c, CPU))
 
 
 def test_hashes_are_those_of_the_files(llama: tuple[Config, Path]) -> None:
@@ -201,7 +199,7 @@ def test_all_differences_are_said_at_once_with_the_value_to_set(
     found = problems(tmp_path, ours)
     sets = {
         match[1]: match[2]
-        for match in (re.search(r"; set ([A-Z_]+)=(\S+)$", problem) for problem in found)
+        for match in (re.search(r" has ([A-Z_]+)=(\S+)\. Leave", problem) for problem in found)
     }
     assert sets == {
         "VOCAB_SIZE": "512",
@@ -213,8 +211,10 @@ def test_all_differences_are_said_at_once_with_the_value_to_set(
         "TIE_EMBEDDINGS": "0",
         "ROPE_THETA": "500000",
     }
-    assert f"N_LAYER=3: INIT_FROM={tmp_path} has num_hidden_layers=2; set N_LAYER=2" in found
-    assert f"QK_NORM=0: INIT_FROM={tmp_path} has model_type=qwen3; set QK_NORM=1" in found
+    assert (
+        f"N_LAYER=3: INIT_FROM={tmp_path} has N_LAYER=2. Leave N_LAYER out, or choose other weights."
+        in found
+    )
     parsed = {name.lower(): SETTINGS[name].parse(v) for name, v in sets.items()}
     hf_import.check(tmp_path, dataclasses.replace(ours, **parsed))
 
@@ -222,23 +222,23 @@ def test_all_differences_are_said_at_once_with_the_value_to_set(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model_type": "mistral"}, ["model_type=mistral", "llama and qwen3"]),
-        ({"model_type": ["llama"]}, ["llama and qwen3"]),
+        ({"model_type": "mistral"}, ["model_type=mistral", "llama or qwen3"]),
+        ({"model_type": ["llama"]}, ["llama or qwen3"]),
         ({"attention_bias": True}, ["attention_bias=true", "no biases"]),
         ({"mlp_bias": True}, ["mlp_bias=true"]),
-        ({"hidden_act": "gelu"}, ['hidden_act="gelu"', "SwiGLU"]),
-        ({"head_dim": 32}, ["head_dim=32", "64 over 4"]),
-        ({"head_dim": "x"}, ['head_dim="x"']),
+        ({"hidden_act": "gelu"}, ["hidden_act=gelu", "SwiGLU"]),
+        ({"head_dim": 32}, ["head_dim=32", "4 heads share the width 64"]),
+        ({"head_dim": "x"}, ["head_dim=x"]),
         ({"head_dim": {}}, ["head_dim={}"]),
         (
             {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0}},
-            ['rope_type="llama3"'],
+            ["rope_type=llama3"],
         ),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, ["rope_type={"]),
-        ({"rope_parameters": "linear"}, ["rope_type", "rope_theta=nothing"]),
+        ({"rope_parameters": "linear"}, ["rope_type=linear"]),
         (
             {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2}},
-            ['rope_type="linear"'],
+            ["type=linear"],
         ),
         (
             {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
@@ -253,13 +253,13 @@ def test_all_differences_are_said_at_once_with_the_value_to_set(
         ({"quantization_config": {"bits": 4}}, ["quantization_config"]),
         (
             {"hidden_size": None, "vocab_size": True},
-            ["vocab_size=true", "hidden_size=nothing", "N_EMBD must be"],
+            ["VOCAB_SIZE=1 (config.json): Must be", "has no hidden_size"],
         ),
         (
             {"num_hidden_layers": 10**9},
-            ["num_hidden_layers=1000000000", "N_LAYER must be", "from 1 to 1024"],
+            ["N_LAYER=1000000000 (config.json): Must be", "from 1 to 1024"],
         ),
-        ({"rms_norm_eps": float("nan")}, ["rms_norm_eps=NaN", "a number above 0, at most 0.1"]),
+        ({"rms_norm_eps": float("nan")}, ["rms_norm_eps=NaN", "above 0 and at most 0.1"]),
     ],
     ids=str,
 )
@@ -269,7 +269,7 @@ def test_what_this_model_does_not_compute_is_refused(
     c, folder = llama
     change(folder, **changes)
     found = problems(folder, c)
-    assert all(problem.startswith(f"INIT_FROM={folder}: config.json has ") for problem in found)
+    assert all(problem.startswith(f"INIT_FROM={folder}: ") for problem in found)
     assert all(word in " ".join(found) for word in words), found
 
 
@@ -295,17 +295,16 @@ def test_names_shapes_and_types_must_be_those_of_the_model(llama: tuple[Config, 
     assert problems(folder, c) == [
         f"INIT_FROM={folder}: {text}"
         for text in (
-            "the files lack model.norm.weight",
-            "the files hold what no such model has: model.layers.0.self_attn.q_proj.bias",
-            "by its own config.json this is wrong: "
-            "model.layers.1.mlp.up_proj.weight is [3, 4] and not [192, 64]",
-            "of types that are not read (F64, F32, BF16, "
-            "F16 are): model.layers.0.mlp.up_proj.weight in model.safetensors is I64",
+            "The files lack model.norm.weight.",
+            "The files hold what no such model has: model.layers.0.self_attn.q_proj.bias.",
+            "By its own config.json, this is wrong: "
+            "model.layers.1.mlp.up_proj.weight is [3, 4] and not [192, 64].",
+            "Of the types that are read (F64, F32, BF16, F16), these are not: "
+            "model.layers.0.mlp.up_proj.weight in model.safetensors is I64.",
         )
     ]
-    assert problems(folder, dataclasses.replace(c, n_layer=3))[0].endswith(
-        "set N_LAYER=2"
-    )  # in the same breath
+    # in the same breath
+    assert "has N_LAYER=2" in problems(folder, dataclasses.replace(c, n_layer=3))[0]
 
 
 def test_a_folder_that_changed_since_it_was_checked_is_noticed(llama: tuple[Config, Path]) -> None:
@@ -349,18 +348,42 @@ def split(rank: int, size: int, folder: str, damaged: str, c: Config) -> None:
         fully_shard(layer)
     fully_shard(model)
     read: list[int] = []
-    pieces = hf_import.pieces
+    open_file = hf_import.open_file
 
-    def counted(*args: object) -> object:
-        for ours, values in pieces(*args):
+    class Counted:
+        """A file, or a tensor in it, of which the elements that are read are counted."""
+
+        def __init__(self, inner):
+            self.inner = inner
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            pass
+
+        def keys(self):
+            return self.inner.keys()
+
+        def get_slice(self, name):
+            return Counted(self.inner.get_slice(name))
+
+        def get_shape(self):
+            return self.inner.get_shape()
+
+        def get_dtype(self):
+            return self.inner.get_dtype()
+
+        def __getitem__(self, rows):
+            values = self.inner[rows]
             read.append(values.numel())
-            yield ours, values
+            return values
 
     with pytest.raises(
         ForeignError, match="holds values that are infinite"
     ):  # on both, though one has read it
         hf_import.load(damaged, model)
-    hf_import.pieces = counted
+    hf_import.open_file = lambda path: Counted(open_file(path))
     hf_import.load(folder, model)
     for name, weight in model.named_parameters():
         rows = c.vocab_size if name in hf_import.OF_ENTRIES else None
@@ -368,6 +391,14 @@ def split(rank: int, size: int, folder: str, damaged: str, c: Config) -> None:
     torch.testing.assert_close(logits(model, c), logits(whole, c), rtol=1e-5, atol=1e-5)
     elements = sum(weight.numel() for weight in whole.parameters())
     assert sum(read) < 0.6 * elements  # each its own rows
+    # A split model samples with a cache as a whole one does, also where a text outgrows SEQ_LEN=32.
+    words: Any = SimpleNamespace(size=c.vocab_size, end_of_text=-1)
+    texts = [
+        list(generate(one, [[1, 2, 3], [4]], 40, Choice(0), [1, 2], words, agree=world.from_first))
+        for one in (whole, model)
+    ]
+    assert texts[0] == texts[1]
+    assert len(texts[0]) == 40
     Path(folder, f"done-{rank}").touch()
     os._exit(0)  # the group would hang on to the model
 

@@ -35,59 +35,43 @@ def rewritten(change_header: Callable[[dict], object]) -> Callable[[bytes], byte
 NORM, FIRST = "model.norm.weight", "model.layers.0.input_layernorm.weight"
 PAGE = b"<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>"
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 123\n"
-DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
-    "empty": (lambda _: b"", "is empty"),
-    "cut": (lambda content: content[:-100], "an incomplete or damaged download"),
-    "cut in the header": (lambda content: content[:200], "is damaged or cut short (200 bytes"),
-    "longer": (lambda content: content + b"x", "an incomplete or damaged download"),
-    "page": (lambda _: PAGE, f"is an HTML or XML page of {len(PAGE)} bytes"),
-    "pointer": (lambda _: POINTER, "is a Git LFS pointer"),
-    "zip": (lambda _: b"PK\x03\x04" + bytes(99), "is a pickle under a wrong name"),
-    "no JSON": (lambda content: content[:9] + b"\xff" + content[10:], "is damaged or cut short"),
-    "a list": (lambda _: (2).to_bytes(8, "little") + b"[]", "is damaged or cut short"),
-    "deep": (lambda _: (10**6).to_bytes(8, "little") + b"[" * 10**6, "is damaged or cut short"),
-    "no offsets": (rewritten(lambda h: h[NORM].pop("data_offsets")), "is damaged or cut short"),
-    "three offsets": (
-        rewritten(lambda h: h[NORM].update(data_offsets=[1, 2, 3])),
-        "is damaged or cut short",
+PAGE_OR_POINTER = {"page": "a web or error page", "pointer": "a git-lfs pointer"}
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda _: b"",
+    "cut": lambda content: content[:-100],
+    "cut in the header": lambda content: content[:200],
+    "longer": lambda content: content + b"x",
+    "page": lambda _: PAGE,
+    "pointer": lambda _: POINTER,
+    "zip": lambda _: b"PK\x03\x04" + bytes(99),
+    "no JSON": lambda content: content[:9] + b"\xff" + content[10:],
+    "a list": lambda _: (2).to_bytes(8, "little") + b"[]",
+    "deep": lambda _: (10**6).to_bytes(8, "little") + b"[" * 10**6,
+    "no offsets": rewritten(lambda h: h[NORM].pop("data_offsets")),
+    "three offsets": rewritten(lambda h: h[NORM].update(data_offsets=[1, 2, 3])),
+    "shape": rewritten(lambda h: h[NORM].update(shape="x")),
+    "beyond": rewritten(lambda h: h[NORM].update(data_offsets=[0, 10**9])),
+    "backwards": rewritten(lambda h: h[FIRST].update(data_offsets=[256, 0])),
+    "overlap": rewritten(
+        lambda h: h[FIRST].update(
+            data_offsets=h["model.layers.1.input_layernorm.weight"]["data_offsets"]
+        )
     ),
-    "shape": (rewritten(lambda h: h[NORM].update(shape="x")), "is damaged or cut short"),
-    "beyond": (
-        rewritten(lambda h: h[NORM].update(data_offsets=[0, 10**9])),
-        "its header tells of 1000000000",
-    ),
-    "backwards": (
-        rewritten(lambda h: h[FIRST].update(data_offsets=[256, 0])),
-        "the bytes 256 to 0: damaged",
-    ),
-    "overlap": (
-        rewritten(
-            lambda h: h[FIRST].update(
-                data_offsets=h["model.layers.1.input_layernorm.weight"]["data_offsets"]
-            )
-        ),
-        ": damaged",
-    ),
-    "too few": (
-        rewritten(lambda h: h[FIRST].update(data_offsets=[0, 8])),
-        "the bytes 0 to 8: damaged",
-    ),
-    "huge header": (
-        lambda content: (2**62).to_bytes(8, "little") + content[8:],
-        "is damaged or cut short",
-    ),
+    "too few": rewritten(lambda h: h[FIRST].update(data_offsets=[0, 8])),
+    "huge header": lambda content: (2**62).to_bytes(8, "little") + content[8:],
 }
 
 
 @pytest.mark.parametrize("name", DAMAGES)
 def test_a_damaged_file_is_named_with_what_it_is(llama: tuple[Config, Path], name: str) -> None:
     c, folder = llama
-    path, (damage, words) = folder / "model.safetensors", DAMAGES[name]
-    path.write_bytes(damage(path.read_bytes()))
+    path = folder / "model.safetensors"
+    path.write_bytes(DAMAGES[name](path.read_bytes()))
     for read in (lambda: hf_import.check(folder, c), lambda: hf_import.load(folder, build(c, CPU))):
         with pytest.raises(ForeignError) as raised:
             read()
-        assert str(raised.value).startswith(f"{path}: ") and words in str(raised.value)
+        assert str(raised.value).startswith(f"{path}: is damaged or incomplete: ")
+        assert PAGE_OR_POINTER.get(name, "it starts with") in str(raised.value)
         assert "\n" not in str(raised.value)
 
 
@@ -117,13 +101,13 @@ def test_shards_must_be_there_and_lie_in_the_folder(tiny: Config, tmp_path: Path
     for bad in ("../outside.safetensors", "/etc/passwd", "pytorch_model.bin", 3, None):
         index.write_text(json.dumps({"weight_map": places["weight_map"] | {NORM: bad}}))
         with pytest.raises(
-            ForeignError, match="has no weight_map that names safetensors files beside it"
+            ForeignError, match="has no weight_map that names safetensors files next to it"
         ):
             hf_import.check(tmp_path, c)
     (tmp_path / first).symlink_to(tmp_path / "elsewhere")
     (tmp_path / "twice.safetensors").symlink_to(tmp_path / "elsewhere")
     index.write_text(json.dumps({"weight_map": places["weight_map"] | {NORM: "twice.safetensors"}}))
-    with pytest.raises(ForeignError, match="which another file of the folder holds too"):
+    with pytest.raises(ForeignError, match=r"holds .*, and so does "):
         hf_import.check(tmp_path, c)
 
 
@@ -156,11 +140,9 @@ def test_a_pickle_is_never_run(llama: tuple[Config, Path], tmp_path: Path, name:
     (folder / name).write_bytes(bomb)
     with pytest.raises(ForeignError) as raised:
         hf_import.check(folder, c)
-    assert (
-        name in str(raised.value)
-        and "pickle" in str(raised.value)
-        and "safetensors" in str(raised.value)
-    )
+    assert name in str(raised.value)
+    if not name.endswith(("json", "safetensors")):
+        assert "Pickles (.bin, .pt) are not read" in str(raised.value)
     assert not (tmp_path / "ran").exists()
     pickle.loads(bomb)
     assert (tmp_path / "ran").exists()  # it would have run
@@ -172,14 +154,16 @@ def test_a_folder_without_weights_says_what_it_holds(
     c, folder = llama
     (folder / "model.safetensors").rename(folder / "consolidated.safetensors")
     with pytest.raises(
-        ForeignError, match=r"holds consolidated\.safetensors, but no model\.safetensors"
+        ForeignError, match=r"holds neither .* but config\.json, consolidated\.safetensors"
     ):
         hf_import.check(folder, c)
     (folder / "consolidated.safetensors").unlink()
-    with pytest.raises(ForeignError, match=r"holds no model\.safetensors; there are: config\.json"):
+    with pytest.raises(
+        ForeignError, match=r"holds neither model\.safetensors .*, but config\.json"
+    ):
         hf_import.check(folder, c)
     (folder / "model.safetensors").symlink_to(tmp_path / "nowhere")
     with pytest.raises(ForeignError, match=r"model\.safetensors: cannot be read \(No such file"):
         hf_import.check(folder, c)
     (found,) = problems(tmp_path / "absent", c)
-    assert "no such folder" in found
+    assert "There is no such folder" in found

@@ -1,0 +1,180 @@
+"""The shape of the model in INIT_FROM: the settings that its config.json stands for.
+
+INIT_FROM/config.json -> N_LAYER, N_HEAD, ..., TOKENIZER    of a Llama or a Qwen3
+
+A run takes these from the folder when it begins, and stores them: a resume needs no folder. Nobody
+has to set them. A setting that is given and contradicts the folder is refused.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from settings.declare import Values, format_value
+from settings.resume import is_same
+from settings.sources import Given, Givens, give, parse
+
+# Setting -> what config.json calls it.
+KEYS = {
+    "VOCAB_SIZE": "vocab_size",
+    "N_LAYER": "num_hidden_layers",
+    "N_HEAD": "num_attention_heads",
+    "N_KV_HEAD": "num_key_value_heads",
+    "N_EMBD": "hidden_size",
+    "MLP_DIM": "intermediate_size",
+    "TIE_EMBEDDINGS": "tie_word_embeddings",
+    "ROPE_THETA": "rope_theta",
+}
+SHAPE = (*KEYS, "QK_NORM")
+
+# Key -> the only value that this model computes, and why.
+COMPUTED = {
+    "attention_bias": (False, "its matrix products have no biases"),
+    "mlp_bias": (False, "its matrix products have no biases"),
+    "hidden_act": ("silu", "it has SwiGLU"),
+    "use_sliding_window": (False, "every token attends to all tokens before it"),
+    "quantization_config": (None, "its weights are plain numbers"),
+    "partial_rotary_factor": (1, "it rotates whole heads"),
+    "rope_type": ("default", "its rotary angles are not scaled"),
+    "type": ("default", "its rotary angles are not scaled"),
+}
+
+
+class ForeignError(Exception):
+    """Files of a model that cannot be used. The message names one and says what to do."""
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file. Raises ForeignError."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ForeignError(
+            f"{path}: cannot be read ({error.strerror}). Download it: it comes with the weights."
+        ) from None
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
+        found = None
+    if isinstance(found, dict):
+        return found
+    raise ForeignError(
+        f"{path}: is not a JSON object ({len(content)} bytes, starts with {content[:24]!r}). "
+        "Download it again."
+    )
+
+
+def read_shape(folder: Path) -> tuple[dict[str, Any], list[str]]:
+    """Return what `parse_shape` does for the config.json of a folder. Raises ForeignError."""
+    return parse_shape(read_json(folder / "config.json"))
+
+
+def parse_shape(config: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the values of SHAPE by name, and a sentence for each thing that this model cannot be."""
+    kind = config.get("model_type")
+    if kind not in ("llama", "qwen3"):
+        return {}, [f"config.json has model_type={show(kind)}. It must be llama or qwen3."]
+    facts: dict[str, Any] = {"tie_word_embeddings": False, "rope_theta": 10000.0}
+    for key, value in {**config, **find_rope(config)}.items():
+        if value is not None:
+            facts[key] = value
+    if kind == "llama":
+        facts.setdefault("num_key_value_heads", facts.get("num_attention_heads"))
+    texts = {name: format_value(facts.get(key)) for name, key in KEYS.items()}
+    texts["QK_NORM"] = format_value(kind == "qwen3")
+    values, invalid = parse(give(texts, "config.json"))
+    missing = [f"config.json has no {key}." for name, key in KEYS.items() if not texts[name]]
+    return values, [*find_unsupported(kind, facts), *missing, *invalid.values()]
+
+
+def find_rope(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the facts about rotary positions, which newer versions of the file keep together."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if isinstance(rope, dict) and not any(isinstance(value, dict) for value in rope.values()):
+        return rope
+    return {"rope_type": rope}  # of each kind of layer, for example
+
+
+def find_unsupported(kind: str, facts: dict[str, Any]) -> Iterator[str]:
+    """Yield a sentence for each part of the model that this one does not have."""
+    checks = [(key, facts.get(key), right, why) for key, (right, why) in COMPUTED.items()]
+    layers = facts.get("layer_types") or []
+    if not isinstance(layers, list) or set(map(str, layers)) - {"full_attention"}:
+        checks.append(("layer_types", layers, None, "every token attends to all tokens before it"))
+    heads = facts.get("num_attention_heads")
+    width = facts.get("hidden_size")
+    head_dim = facts.get("head_dim", 128 if kind == "qwen3" else None)
+    if not (isinstance(head_dim, int) and isinstance(heads, int) and head_dim * heads == width):
+        checks.append(("head_dim", head_dim, None, f"its {heads} heads share the width {width}"))
+    for key, value, right, why in checks:
+        if value not in (None, right):
+            yield f"config.json has {key}={show(value)}, which this model does not compute: {why}."
+    epsilon = facts.get("rms_norm_eps", 1e-6)
+    if not isinstance(epsilon, float) or not 0 < epsilon <= 0.1:
+        yield f"config.json has rms_norm_eps={show(epsilon)}. It must be above 0 and at most 0.1."
+
+
+def show(value: Any) -> str:
+    """Return a value of JSON for a message, cut short."""
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def find_contradictions(folder: str, shape: Values, values: Values) -> dict[str, str]:
+    """Return NAME -> a sentence for each value that is not the one of the folder."""
+    refusals = {}
+    for name, value in shape.items():
+        if name in values and not is_same(values[name], value):
+            refusals[name] = (
+                f"INIT_FROM={folder} has {name}={format_value(value)}. "
+                f"Leave {name} out, or choose other weights."
+            )
+    return refusals
+
+
+def explain_missing(folder: str) -> str:
+    return (
+        f"INIT_FROM={folder}: There is no such folder. It must hold config.json and safetensors: "
+        f"hf download OWNER/NAME --include '*.json' '*.safetensors' --local-dir {folder}"
+    )
+
+
+def take_shape(
+    folder: Given,
+    root: Path,
+    stored: Values,
+    explicit: Givens,
+    problems: list[str],
+    must_exist: bool = False,
+) -> Givens:
+    """Return what INIT_FROM sets: the shape of the model, and the tokenizer if there is one.
+
+    Nothing is set if the folder is not on this machine, as for a run in a cluster.
+
+    Args:
+        stored: settings that the run was started with; a run that exists has its shape in them.
+        explicit: values that are set explicitly. Those of the shape must not contradict the folder.
+        problems: gets a sentence for all that is wrong.
+        must_exist: whether a folder that is not on this machine is wrong.
+    """
+    if stored.get("INIT_FROM") == folder.text:
+        names = stored.keys() & {*SHAPE, "TOKENIZER"}
+        return give({name: format_value(stored[name]) for name in names}, "the run's config.json")
+    path = root / folder.text
+    if not path.is_dir():
+        if must_exist:
+            problems.append(explain_missing(folder.text))
+        return {}
+    try:
+        shape, complaints = read_shape(path)
+    except ForeignError as error:
+        shape, complaints = {}, [str(error)]
+    problems += [f"INIT_FROM={folder.text} ({folder.place}): {text}" for text in complaints]
+    values, _ = parse(explicit)
+    for name, sentence in find_contradictions(folder.text, shape, values).items():
+        problems.append(f"{name}={explicit[name].text} ({explicit[name].place}): {sentence}")
+    texts = {name: format_value(value) for name, value in shape.items()}
+    if (path / "tokenizer.json").is_file():
+        texts["TOKENIZER"] = f"{folder.text.rstrip('/')}/tokenizer.json"
+    return give(texts, f"{folder.text}/config.json")
