@@ -34,7 +34,7 @@ from settings.init_from import (
     read_json,
     read_shape,
 )
-from train.data.sources.fetch import looks_like
+from train.data.sources.content import looks_like
 from train.distributed.world import together
 from train.model.model import Transformer
 
