@@ -115,7 +115,10 @@ def check_tokenizer(config: Config) -> Conflict:
     folder = config.init_from.rstrip("/")
     if not folder or config.tokenizer != "train":
         return None
-    return "TOKENIZER", f"INIT_FROM has its own. Set TOKENIZER={folder}/tokenizer.json."
+    return "TOKENIZER", (
+        f"INIT_FROM has its own, which was not found in {folder}. Correct INIT_FROM, or set "
+        f"TOKENIZER={folder}/tokenizer.json if the folder is elsewhere."
+    )
 
 
 def check_sites(config: Config) -> Conflict:
