@@ -56,7 +56,7 @@ def prose(tmp_path_factory: pytest.TempPathFactory) -> Config:
     (folder / "words.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in rows))
     (folder / "sources").mkdir()
     (folder / "sources" / "prose.toml").write_text(
-        f"files = [{json.dumps(str(folder / 'words.jsonl'))}]\nvalidation_fraction = 0.05\n"
+        f"files = [{json.dumps(str(folder / 'words.jsonl'))}]\nvalidation_fraction = 0.2\n"
     )
     values = {name.lower(): SETTINGS[name].parse(value) for name, value in TINY.items()}
     c = Config(**values | {"data_mix": "prose:1", "data_dir": str(folder)})

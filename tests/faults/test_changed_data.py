@@ -41,18 +41,18 @@ def rewrite(path):
     path.write_bytes(path.read_bytes())
 
 
-def disturb(step, change, seen_at):
-    """In the trainer's process: rank 0 changes a shard before a batch. Ranks of `seen_at` see it late."""
+def disturb(step, change, seen_at, by):
+    """In the trainer's process: rank `by` changes a shard before its batch. Ranks of `seen_at` see it late."""
     rank = int(os.environ.get("RANK", "0"))
     if rank in seen_at:
         show_changes_late(seen_at[rank])
-    if rank == 0:
+    if rank == by:
         at_batch(step, change)
 
 
-def run(env, step, change, size=1, seen_at=MappingProxyType({})):
+def run(env, step, change, size=1, seen_at=MappingProxyType({}), by=0):
     """Train while a shard changes before the batch of a step. Returns exit code and output."""
-    before = functools.partial(disturb, step, change, dict(seen_at))
+    before = functools.partial(disturb, step, change, dict(seen_at), by)
     return run_trainer(["-m", "train.main"], env, size=size, before=before)
 
 
@@ -72,9 +72,10 @@ def prepare(folder):
 def test_a_shard_that_changes_is_not_trained_on_and_nothing_is_lost(tmp_path, alone, change, size):
     env, shard = prepare(tmp_path)
     whole = shard.read_bytes()
-    # Of two ranks the second alone sees it, as on another node.
+    # Of two ranks the second alone sees it, as on another node. It makes the change, or it might
+    # have read its batch before.
     seen_at = {0: 99} if size == 2 else {}
-    code, out = run(env, 13, functools.partial(change, shard), size, seen_at)
+    code, out = run(env, 13, functools.partial(change, shard), size, seen_at, by=size - 1)
     assert code == 78, out
     assert f"{shard}: was overwritten while the run read it" in out
     assert f"delete {shard} and run: make data. Then the same command continues from step 12" in out

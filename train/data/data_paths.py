@@ -67,8 +67,10 @@ def prepared_of(c: Config, name: str) -> Pinned:
 def tokenizer_path(c: Config) -> Path:
     """Where the run's tokenizer is, or will be. Raises CorpusError where it is trained on what was not pinned yet."""
     if c.tokenizer != "train" and (path := ROOT / c.tokenizer).suffix == ".json":
-        kept = ROOT / c.run_folder / "tokenizer.json"  # the run's own copy, which a resume may use
-        return kept if kept.is_file() and not path.exists() else path
+        if not path.exists() and c.init_from and path.parent == ROOT / c.init_from:
+            kept = ROOT / c.run_folder / "tokenizer.json"
+            return kept if kept.is_file() else path  # a run that has begun needs no folder
+        return path
     name = c.tokenizer.replace("/", "--")
     if c.tokenizer == "train":
         trained_on = [

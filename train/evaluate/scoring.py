@@ -80,10 +80,10 @@ def add_up(
                 is_interrupted = interrupted()
                 if batch is not None and not problem and time.monotonic() > deadline:
                     problem = too_long
-                flags = torch.tensor([is_interrupted, bool(problem)], dtype=torch.float64)
+                stops = [is_interrupted, bool(problem)]
                 if waits:
-                    flags = sum_over_ranks(flags)
-                if batch is None or flags.any():
+                    stops = sum_over_ranks(torch.tensor(stops, dtype=torch.float64)).tolist()
+                if batch is None or any(stops):
                     break
                 progress("batch")
                 problem = score(batch, sums)
@@ -92,7 +92,7 @@ def add_up(
             raise
         problem = describe(error, too_long, micro_batch)
     progress("others")
-    flags = torch.tensor([is_interrupted, bool(problem)], dtype=torch.float64, device=sums.device)
+    flags = torch.tensor([is_interrupted, bool(problem)], dtype=torch.float64).to(sums.device)
     *values, interruptions, failures = sum_over_ranks(torch.cat([sums, flags])).tolist()
     if failures:
         texts = [f"rank {rank}: {text}" for rank, text in enumerate(from_all(problem)) if text]
