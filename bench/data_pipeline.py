@@ -380,13 +380,13 @@ def main(part: str, *arguments: str) -> None:
         alone(Path(arguments[0]), list(arguments[1:]))
         return
     rounds, given = int(arguments[0]), arguments[1]
-    for found in (
-        prepare(rounds, given)
-        if part == "prepare"
-        else loader(rounds)
-        if part == "loader"
-        else many(rounds)
-    ):
+    if part == "prepare":
+        results = prepare(rounds, given)
+    elif part == "loader":
+        results = loader(rounds)
+    else:
+        results = many(rounds)
+    for found in results:
         say(**found)
 
 

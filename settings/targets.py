@@ -33,11 +33,8 @@ SETUP = {"setup", "setup-dev", "setup-finetune"}
 DEVELOP = {"test", "test-faults", "lint", "lock", "image-test"}
 TARGETS = EVERY | SETUP | DEVELOP | {"help", "env-example"}  # the Makefile has no others
 
-OPEN = GENERATE | {
-    "eval",
-    "export",
-    "replay",
-}  # these load a checkpoint or an export, and compare its shape
+# These load a checkpoint or an export, and compare its shape.
+OPEN = GENERATE | {"eval", "export", "replay"}
 # These look for a run's folder, which is another one for the nodes of another site.
 FIND = WATCH | OPEN | PREPARE_DATA | {"runs", "energy", "mirror", "gpu-sampler", "lighthouse"}
 

@@ -1,6 +1,6 @@
 """`make replay STEP=n`: the loss of each sample of a step that was refused, and the text of the highest.
 
-    metrics.jsonl -> the samples of the step's `skip` events -> the newest checkpoint before it
+    metrics.jsonl -> the samples of the step's `skip` events -> the newest checkpoint before it, if it is left
     -> their losses one by one -> a table, the highest first, with the documents that they are from
 
 The weights of the step itself are gone: those of the checkpoint are some steps older. A sample that
@@ -27,7 +27,7 @@ from train.data import prepare
 from train.data.batch import Loader
 from train.data.sample_text import list_documents
 from train.distributed.world import World
-from train.generate.eval_run import find_held_out, main
+from train.generate.eval_run import find_shards, main
 from train.generate.load_run import Trained, open_trained
 from train.model.hf_import import some
 
@@ -41,11 +41,7 @@ def replay(config: Config, world: World) -> int:
     """Print the losses of the samples of STEP. Returns the exit code. Raises SettingsError, RunFolderError."""
     paths = RunPaths.of(config.runs_dir, config.run_name, ROOT)
     refused = find_refused(config, paths)
-    steps = committed(paths.checkpoints)
-    before = max(
-        (step for step in steps if step < refused[0]["step"]), default=min(steps, default=None)
-    )
-    trained = open_trained(config.replace(step=before), world)
+    trained = open_trained(config.replace(step=choose_checkpoint(refused[0]["step"], paths)), world)
     log.info("weights of %s", trained.source)
     loader = open_loader(trained, world)
     for event in refused:
@@ -78,10 +74,21 @@ def find_refused(config: Config, paths: RunPaths) -> list[dict[str, Any]]:
     return found
 
 
+def choose_checkpoint(step: int, paths: RunPaths) -> int | None:
+    """Return the newest checkpoint before a step, or the oldest of all and say so; None if there is none."""
+    steps = committed(paths.checkpoints)
+    earlier = [saved for saved in steps if saved < step]
+    if earlier:
+        return max(earlier)
+    if steps:
+        log.info("no checkpoint from before step %d is left: these weights are later ones", step)
+    return min(steps, default=None)
+
+
 def open_loader(trained: Trained, world: World) -> Loader:
     """Open the shards that the run was trained with. Raises DataError."""
     config, vocabulary = trained.config, trained.vocabulary
-    folders = find_held_out(trained)
+    folders = find_shards(trained)
     sources = prepare.open_sources(config, vocabulary, partial=True, folders=folders)
     return Loader(config, sources, world, vocabulary.end_of_text)
 

@@ -185,7 +185,7 @@ class Loader:
             names.append(f"{self.mixture.names[source]}:epoch {epoch}:{file}:window {window}")
         return names
 
-    # ---- What there is of the sources
+    # ---- Which shards there are
 
     def pairs(self) -> list[tuple[ShardSet, SourceOrder]]:
         """Return the shards and the order of each source."""
@@ -310,7 +310,7 @@ def document_bounds(tokens: np.ndarray, end_of_text: int) -> np.ndarray:
 
     Returns:
         (K + 1,) int32, with B T at the end. K is filled up to a power of two, at least 64, with empty
-        documents at the end: compiled code is made anew for every shape that it meets.
+        documents at the end: torch.compile compiles again for every new shape.
     """
     begins = tokens == end_of_text
     begins[:, 0] = True

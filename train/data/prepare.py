@@ -288,10 +288,8 @@ def refuse_repetition(c: Config, sources: dict[str, ShardSet], begun: bool = Fal
 def maker_of(c: Config, name: str, v: Vocabulary) -> Maker:
     files = files_of(c, pinned_of(c, name))
     folder = source_folder(c, name, v)
-    maker = Maker(prepared_of(c, name), v, folder, data_paths.SHARD_TOKENS, files)
-    if c.near_duplicates == "drop":
-        maker.read = drop_near_duplicates
-    return maker
+    read = drop_near_duplicates if c.near_duplicates == "drop" else documents
+    return Maker(prepared_of(c, name), v, folder, data_paths.SHARD_TOKENS, files, read=read)
 
 
 def make_source(c: Config, name: str, v: Vocabulary) -> None:

@@ -38,6 +38,8 @@ from train.data.tokenizer import Vocabulary
 
 log = logging.getLogger(__name__)
 
+ReadRows = Callable[..., Iterator[Document | Dropped]]  # as rows.documents
+
 EXAMPLES = 5  # of the rows dropped for each reason, that the manifest names
 
 
@@ -105,6 +107,7 @@ class Maker:
             shards of another size.
         progress: called for each document with the training tokens, the place in the source and the
             bytes of its text.
+        read: yields the rows of the source from a place on.
 
     Attributes:
         next: the place in the source after what is sealed.
@@ -120,6 +123,7 @@ class Maker:
         shard_tokens: int,
         files: Files,
         progress: Callable[[int, Cursor, int], None] = lambda tokens, at, text_bytes: None,
+        read: ReadRows = documents,
     ):
         self.pinned = pinned
         self.vocabulary = vocabulary
@@ -127,7 +131,7 @@ class Maker:
         self.shard_tokens = shard_tokens
         self.files = files
         self.progress = progress
-        self.read = documents  # what gives the rows of the source from a place on
+        self.read = read
         self.pending = {split: Pending(vocabulary) for split in SPLITS}
         self.seals: list[Seal] = []
         self.next = Cursor(0, 0)

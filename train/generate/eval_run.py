@@ -156,7 +156,7 @@ def validate(trained: Trained, world: World) -> Validation:
     with together(DataError, CorpusError):
         if trained.facts:
             held_out = stored_config(paths_of(config)).get("validation_shards")
-        folders = find_held_out(trained)
+        folders = find_shards(trained)
         sources = prepare.open_sources(config, vocabulary, partial=True, folders=folders)
         lengths = padded_lengths(vocabulary, config)
         evaluator = Evaluator(config, sources, lengths, world, vocabulary.end_of_text, held_out)
@@ -169,10 +169,10 @@ def paths_of(config: Config) -> RunPaths:
     return RunPaths.of(config.runs_dir, config.run_name, ROOT)
 
 
-def find_held_out(trained: Trained) -> dict[str, Path] | None:
-    """Find the shards with the text that the run held out; None if any text will do. Raises DataError.
+def find_shards(trained: Trained) -> dict[str, Path] | None:
+    """Find the shards that the run was trained with; None if any will do. Raises DataError.
 
-    Held-out text of other shards may be text that the run was trained on.
+    What other shards hold out may be text that the run was trained on.
     """
     fingerprint = trained.facts.get("checkpoint", {}).get("data", {}).get("fingerprint")
     if not fingerprint:

@@ -276,7 +276,6 @@ def test_what_is_there_is_left_alone(config: Config, monkeypatch: pytest.MonkeyP
         (shard_writer, "write_whole"),
         (prepare, "train_tokenizer"),
         (pin, "write_whole"),
-        (shard_writer, "documents"),
         (prepare, "documents"),
         (pin, "digest_of"),
     ):

@@ -17,7 +17,7 @@ import pytest
 import xxhash
 
 from settings import ROOT
-from train.data import shard_writer, tokenizer
+from train.data import tokenizer
 from train.data.document_index import read_index
 from train.data.manifest import DataError, Seal, ShardInfo
 from train.data.shard_writer import EXAMPLES, Maker
@@ -64,13 +64,13 @@ def papers(tmp_path):
     return source(tmp_path / "papers", rows())
 
 
-def maker(p, v, folder):
-    return Maker(p, v, folder, SHARD_TOKENS, Files(p, folder))
+def maker(p, v, folder, **settings):
+    return Maker(p, v, folder, SHARD_TOKENS, Files(p, folder), **settings)
 
 
-def make(p, v, folder, limit=math.inf):
+def make(p, v, folder, limit=math.inf, **settings):
     """Make up to the limit, with what is missing made again first, as prepare does."""
-    made = maker(p, v, folder)
+    made = maker(p, v, folder, **settings)
     for k in made.absent():
         made.remake(k)
     for _ in made.make(limit):
@@ -317,13 +317,12 @@ def test_a_seal_comes_back_from_the_manifest_as_it_was(papers, v, tmp_path):
 # ---- Memory
 
 
-def test_a_million_null_rows_in_a_row_take_no_memory(papers, v, tmp_path, monkeypatch):
+def test_a_million_null_rows_in_a_row_take_no_memory(papers, v, tmp_path):
     def nulls(*_):
         yield from itertools.repeat(Dropped("null", Cursor(0, 0), "column 'text' is null"), 10**6)
         yield Document("last", "abcd", Cursor(0, 10**6))
 
-    monkeypatch.setattr(shard_writer, "documents", nulls)
-    made = maker(papers, v, tmp_path / "made")
+    made = maker(papers, v, tmp_path / "made", read=nulls)
     tracemalloc.start()
     for _ in made.make(math.inf):
         pass

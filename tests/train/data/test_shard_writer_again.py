@@ -189,7 +189,6 @@ def test_sealed_documents_are_neither_read_nor_encoded_nor_written_again(
             encoded.extend([item.text] if isinstance(item, Document) else [])
             yield item
 
-    monkeypatch.setattr(shard_writer, "documents", watched)
     real = shard_writer.write_shard
 
     def write(path, *rest):
@@ -197,14 +196,14 @@ def test_sealed_documents_are_neither_read_nor_encoded_nor_written_again(
         return real(path, *rest)
 
     monkeypatch.setattr(shard_writer, "write_shard", write)
-    make(papers, v, tmp_path / "made")
+    make(papers, v, tmp_path / "made", read=watched)
     assert read == [wanted[1].begins] and read[0] > (0, 0)
     assert len(encoded) == sum(seal.documents for seal in wanted[1:])
     assert "train_00000.bin" not in written and len(written) == len(set(written)) == sum(
         bool(ids) for seal in wanted[1:] for ids in seal.ids.values()
     )
     read.clear()
-    make(papers, v, tmp_path / "made")
+    make(papers, v, tmp_path / "made", read=watched)
     assert read == []
 
 
@@ -241,8 +240,7 @@ def test_making_a_shard_again_reads_no_more_than_its_stretch_and_leaves_the_othe
             drawn.append(item.at)
             yield item
 
-    monkeypatch.setattr(shard_writer, "documents", watched)
-    make(papers, v, tmp_path / "made")
+    make(papers, v, tmp_path / "made", read=watched)
     assert drawn[0] >= made.seals[1].begins
     assert (
         len(drawn) <= made.seals[1].documents + sum(made.seals[1].dropped.values()) + 4

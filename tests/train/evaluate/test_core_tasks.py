@@ -220,11 +220,13 @@ def test_a_long_text_loses_its_beginning_and_never_its_answer() -> None:
 
 
 @pytest.mark.skipif(not GPT2.is_file(), reason="the tokenizer of ../shared is not here")
-@pytest.mark.parametrize("task", [CHOICE, SCHEMA, LANGUAGE])
-def test_a_text_is_tokenized_whole(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("task", "label"), [(CHOICE, "piqa"), (SCHEMA, "winograd"), (LANGUAGE, "jeopardy")]
+)
+def test_a_text_is_tokenized_whole(task: Task, label: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompts, "TEXTS_AT_ONCE", 3)
     v = tokenizer.load(GPT2)
-    entries = examples("winograd" if task is SCHEMA else "jeopardy" if task is LANGUAGE else "piqa")
+    entries = examples(label)
     for found in questions(task, entries, [7, 2, 3], v, 10_000):
         texts = texts_of(task, entries[found.number], shots_of(task, entries, found.number))
         whole = texts[1:] if task is LANGUAGE else texts

@@ -187,7 +187,7 @@ def test_a_text_ends_at_its_stops_and_others_go_on(tiny, vocabulary):
         (22, 23, 24, 25, None),
         (None,) * 5,
     ]
-    assert model.at == 5  # and no pass behind the last
+    assert model.at == 5  # and no pass after the last
     assert list(generate(Says(c, [1]), [[1]], 0, GREEDY, [0], vocabulary)) == []
 
 

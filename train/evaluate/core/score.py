@@ -202,7 +202,7 @@ class Core:
             scores = score_choices(network, batch.questions, self.world.device)
             for question, of_choices in zip(batch.questions, scores, strict=True):
                 sums[batch.place * width] += is_right(batch.task, question, of_choices)
-                if not all(math.isfinite(score.nats) for score in of_choices):
+                if not all(math.isfinite(choice.nats) for choice in of_choices):
                     return (
                         f"{batch.task.label}: the model's losses are no finite numbers; its weights "
                         "are damaged or diverged"
