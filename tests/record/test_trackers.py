@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from record.trackers.follow import Row, Tracker
+from record.trackers.follow import VALIDATION, Row, Tracker, find_position
 from record.trackers.wandb_tracker import is_state
 from tests.running import ROOT, environment, losses, train, wait_until
 from tests.trackers import python_with_trackers, read_values, start
@@ -77,6 +77,9 @@ def test_a_tracker_that_is_killed_and_resumed_has_each_row_once(
     shown = expect([1, 5, 10], *evaluation)
     process = start(python, name, run)
     wait_until(lambda: read_values(python, name, run) == shown, 60)
+    if name == "wandb":  # its files have the rows a moment before wandb.json counts them
+        sent = f'"sent": {find_position(12, VALIDATION)}'
+        wait_until(lambda: sent in (run / "wandb.json").read_text(), 60)
     process.kill()
     process.communicate()
 
