@@ -165,8 +165,8 @@ def check_space(run: Path, need: int) -> None:
     free = shutil.disk_usage(run).free
     if free < need:
         raise place.PlaceError(
-            f"{run}: an export takes {need / 2**30:.2f} GiB beside the one that is there, and the "
-            f"disk has {free / 2**30:.2f} GiB free; make room, or set DTYPE=bfloat16"
+            f"{run}: an export needs {need / 2**30:.2f} GiB (until it is whole, an earlier one stays), and "
+            f"the disk has {free / 2**30:.2f} GiB free; make room, or set DTYPE=bfloat16 for half the size"
         )
 
 

@@ -202,8 +202,7 @@ def training(k: Known) -> list[tuple[str, str]]:
         ("computation", f"{k.flops:.3g} FLOPs (6 N + 12 L d T a token)" if k.flops else NA),
         (
             "optimizer",
-            f"{c.optimizer}, {c.lr_schedule} from {c.learning_rate:g} to {c.min_learning_rate:g}, "
-            f"weight decay {format_value(c.weight_decay)}",
+            f"{c.optimizer}, {rates(k)}, weight decay {format_value(c.weight_decay)}",
         ),
         ("types", f"products in {c.dtype}, weights and moments in float32; exported in {k.dtype}"),
         ("hardware", ", then ".join(of) + sites if of else NA),
@@ -220,6 +219,19 @@ def training(k: Known) -> list[tuple[str, str]]:
             ", then ".join(distinct(str(a["torch"]) for a in attempts if a.get("torch"))) or NA,
         ),
     ]
+
+
+def rates(k: Known) -> str:
+    """The schedule of the learning rate, and how far the exported step is on it."""
+    c = k.config
+    words = f"{c.lr_schedule} from {c.learning_rate:g} to {c.min_learning_rate:g}"
+    horizon = -(-c.train_tokens // c.batch_tokens)
+    if k.step >= horizon:
+        return words
+    words += f" over {horizon:,} steps, of which it made {k.step:,}"
+    if k.run and at_end(k) and math.isfinite(last := float(k.run.columns["lr"][-1])):
+        words += f" (last rate {last:.3g})"
+    return words
 
 
 def started_from(k: Known) -> str:
@@ -261,7 +273,7 @@ def data(k: Known) -> list[str]:
             (name, where, f"{100 * share:.2f}%", spelled(tokens), f"{epochs:.2f}" if epochs else NA)
         )
     how = (
-        "As counted behind this step."
+        "Counted up to this step."
         if counted
         else "By the weights of DATA_MIX; the checkpoint has no count."
     )
@@ -406,9 +418,10 @@ def settings(c: Config) -> list[str]:
 
 def is_path(name: str, value: str) -> bool:
     """Whether a setting's value is a place of this machine; a repository of the hub is none."""
-    return name == "INIT_FROM" or (
-        name == "TOKENIZER" and (value.endswith(".json") or value.startswith((".", "/")))
-    )
+    if name == "DATA":
+        return not value.startswith("hf:")
+    is_file = value.endswith(".json") or value.startswith((".", "/"))
+    return name == "INIT_FROM" or (name == "TOKENIZER" and is_file)
 
 
 def distinct(words: Iterable[str]) -> list[str]:

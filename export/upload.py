@@ -58,8 +58,9 @@ def find_files(paths: RunPaths) -> dict[str, Path]:
             )
         if not path.is_file() or sha256_of(path) != sums[name]:
             raise UploadError(
-                f"{show_path(path)}: Is not what SHA256SUMS says. Run `make export` again, or, if you "
-                f"changed the file, put the hash that `sha256sum {name}` prints into SHA256SUMS."
+                f"{show_path(path)}: Is not what SHA256SUMS says. To publish your own version, put the "
+                f"hash that `sha256sum {name}` prints into SHA256SUMS. To go back, delete {name} and run "
+                "`make export` again."
             )
     files[place.SUMS] = folder / place.SUMS
     others = [path.name for path in folder.iterdir() if path.name not in files]

@@ -7,6 +7,7 @@ the pod agent run next to it.
 import contextlib
 import dataclasses
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from record.locks import RunFolderError, RunIsHeld
 from record.run_paths import RunPaths
 from settings import ROOT
 from settings.checks import PRETRAINING
-from settings.config import Config
+from settings.config import DEFAULTS, Config
 from settings.declare import format_tokens
 from settings.resolve import show_path
 from train import launcher
@@ -114,12 +115,15 @@ class Node:
         """Say what to do with a run that is done."""
         config = self.config
         name = config.run_name
+        where = f"RUN_NAME={name}"
+        if config.runs_dir != DEFAULTS["RUNS_DIR"]:
+            where = f"RUNS_DIR={shlex.quote(config.runs_dir)} {where}"
         is_tiny = config.preset == "tiny" and not config.data  # trained on Python code
         prompt = "def main(" if is_tiny else "Once"
         lines = [
             "\nNext:",
             f"    open {show_path(self.paths.plots / 'loss_curves.html')}",
-            f'    make sample RUN_NAME={name} PROMPT="{prompt}"',
+            f'    make sample {where} PROMPT="{prompt}"',
         ]
         if is_tiny and name == "tiny":  # the first run
             tokens = format_tokens(2 * config.train_tokens)

@@ -239,7 +239,7 @@ def test_an_export_that_is_not_whole_is_not_published(
     path.write_text("[]") if damage == "changed" else path.unlink()
     assert run(folder, monkeypatch, None) == 78
     said = capsys.readouterr().err
-    assert "export/config.json: Is not what SHA256SUMS says. Run `make export` again" in said
+    assert "export/config.json: Is not what SHA256SUMS says. To publish your own version" in said
 
 
 @pytest.mark.parametrize("kind", ["absolute", "above", "link"])
