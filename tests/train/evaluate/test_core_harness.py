@@ -1,45 +1,66 @@
-"""Tasks of CORE by EleutherAI's lm-evaluation-harness, beside ours: one model, the same documents, every choice.
+"""Tasks of CORE in EleutherAI's lm-evaluation-harness and in ours: one model, the same documents, every choice.
 
-Not among the packages of requirements/dev.txt, of which it would bring 40 more; to run this, install it where torch and
-those are: pip install lm-eval[hf]==0.4.13. The documents are of the real bundle in ../shared.
+The harness and what its imports need beyond .venv are installed into a folder in /tmp, once: 15 MB.
 """
 
-import dataclasses
-import importlib.util
+import fcntl
+import hashlib
 import json
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from settings.config import Config
-from tests.conftest import SHARED
+from tests.train.evaluate.test_core_score import CPU, Parts, bundle, parts  # noqa: F401 (fixtures)
 from tests.train.model.test_model import hugging_face
-from train.data import tokenizer
-from train.evaluate.core.bundle import Bundle
+from train.data.data_paths import tokenizer_path
 from train.evaluate.core.prompts import questions, texts_of
 from train.evaluate.core.score import is_right, score_choices
 from train.evaluate.core.tasks import LANGUAGE, SCHEMA, Task, shots_of
 from train.model.model import build
 
-BUNDLE, GPT2 = SHARED / "eval" / "core_small", SHARED / "tokenizers" / "gpt2" / "tokenizer.json"
-COUNT = 12
-pytestmark = [
-    pytest.mark.skipif(
-        importlib.util.find_spec("lm_eval") is None,
-        reason="lm-eval is not installed: pip install lm-eval[hf]==0.4.13",
-    ),
-    pytest.mark.skipif(not BUNDLE.is_dir(), reason="the bundle of ../shared is not here"),
-]
+PINS = (
+    "lm_eval==0.4.13",
+    "sacrebleu==2.6.0",
+    "portalocker==4.4.2",
+    "tabulate==0.10.0",
+    "colorama==0.4.6",
+    "lxml==6.1.3",
+)
+
+
+@pytest.fixture(scope="module")
+def harness() -> Any:
+    """The package lm_eval. Skips the test where there is no package index."""
+    digest = hashlib.sha256(repr((PINS, sys.version)).encode()).hexdigest()[:12]
+    folder = Path(tempfile.gettempdir()) / f"lm-eval-{digest}"
+    with open(f"{folder}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "complete").exists():
+            uv = Path(sys.executable).with_name("uv")
+            target = ["--python", sys.executable, "--target", folder]
+            command = [uv, "pip", "install", "--quiet", "--no-deps", *target, *PINS]
+            if subprocess.run(command, check=False).returncode:
+                pytest.skip("no package index: lm_eval cannot be installed")
+            (folder / "complete").touch()
+    sys.path.append(str(folder))
+    import lm_eval
+    import lm_eval.models.huggingface
+
+    yield lm_eval
+    sys.path.remove(str(folder))
 
 
 def harness_task(task: Task, path: Path) -> dict[str, Any]:
-    """The harness's own form of such a task (hellaswag, arc_easy; lambada_openai; wsc273), over documents in a file."""
+    """The harness's own form of such a task (arc_easy; lambada_openai; wsc273), over documents in a file."""
     common = {
         "task": task.label,
         "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str(path)}},
+        "dataset_kwargs": {"data_files": {"test": str(path)}, "cache_dir": str(path.parent)},
         "test_split": "test",
         "num_fewshot": 0,
         "metric_list": [{"metric": "acc"}],
@@ -51,15 +72,14 @@ def harness_task(task: Task, path: Path) -> dict[str, Any]:
             "doc_to_target": "{{answer}}",
             "target_delimiter": "",
         }
+    common["output_type"] = "multiple_choice"
     if task.kind == SCHEMA:
         return common | {
-            "output_type": "multiple_choice",
-            "doc_to_text": lambda doc: doc["gold"],
-            "doc_to_choice": lambda doc: doc["options"],
-            "doc_to_target": lambda doc: doc["answer"],
+            "doc_to_text": lambda document: document["gold"],
+            "doc_to_choice": lambda document: document["options"],
+            "doc_to_target": lambda document: document["answer"],
         }
     return common | {
-        "output_type": "multiple_choice",
         "doc_to_text": "{{text}}",
         "doc_to_choice": "{{options}}",
         "doc_to_target": "{{gold}}",
@@ -82,96 +102,80 @@ def document(task: Task, example: dict, shots: list[dict]) -> dict[str, Any]:
     return {"text": first[:-end], "options": example["choices"], "gold": example["gold"]}
 
 
-@pytest.mark.parametrize(
-    ("label", "shots"),
-    [
-        ("hellaswag_zeroshot", 0),
-        ("copa", 0),
-        ("arc_easy", 0),
-        ("arc_easy", 10),
-        ("piqa", 3),
-        ("boolq", 2),
-        ("lambada_openai", 0),
-        ("winograd", 0),
-        ("bigbench_operators", 5),
-    ],
-)
+def own_examples(task: Task, examples: list[dict]) -> list[dict]:
+    """The examples as both understand them: contexts of a schema end in different tokens."""
+    if task.kind != SCHEMA:
+        return examples
+    return [
+        example
+        | {
+            "context_options": [
+                text + end
+                for text, end in zip(example["context_options"], (" A", " B"), strict=True)
+            ]
+        }
+        for example in examples
+    ]
+
+
 def test_each_choice_is_as_likely_as_the_harness_finds_it(
-    tiny: Config, tmp_path: Path, label: str, shots: int
+    parts: Parts,  # noqa: F811
+    harness: Any,
+    tmp_path: Path,
 ) -> None:
-    from lm_eval import simple_evaluate
-    from lm_eval.models.huggingface import HFLM
     from tokenizers.processors import TemplateProcessing
     from transformers import PreTrainedTokenizerFast
 
-    v, bundle = tokenizer.load(GPT2), Bundle(BUNDLE)
-    c = dataclasses.replace(
-        tiny,
-        vocab_size=50304,
-        seq_len=2048,
-        n_embd=64,
-        mlp_dim=None,
-        batch_tokens=2048,
-        micro_batch_size=1,
-    ).derived()
-    model = build(c, torch.device("cpu"))
+    config, _, v, bundle = parts  # noqa: F811
+    config = config.replace(seq_len=512)
+    model = build(config, CPU)
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(4)
-    task = dataclasses.replace(
-        next(task for task in bundle.tasks if task.label == label), shots=shots
-    )
-    examples = bundle.examples(task)
-    path = tmp_path / "documents.jsonl"
-    path.write_text(
-        "".join(
-            json.dumps(document(task, examples[i], shots_of(task, examples, i))) + "\n"
-            for i in range(COUNT)
-        )
-    )
+    examples = {task.label: own_examples(task, bundle.examples(task)) for task in bundle.tasks}
+    theirs = []
+    for task in bundle.tasks:
+        path = tmp_path / f"{task.label}.jsonl"
+        with open(path, "w") as file:
+            for number, example in enumerate(examples[task.label]):
+                shots = shots_of(task, examples[task.label], number)
+                file.write(json.dumps(document(task, example, shots)) + "\n")
+        theirs.append(harness_task(task, path))
 
-    theirs = PreTrainedTokenizerFast(
-        tokenizer_file=str(GPT2), bos_token="<|endoftext|>", eos_token="<|endoftext|>"
+    end_of_text = v.tokenizer.id_to_token(v.end_of_text)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(tokenizer_path(config)), bos_token=end_of_text, eos_token=end_of_text
     )
-    theirs.backend_tokenizer.post_processor = TemplateProcessing(
-        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", v.end_of_text)]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{end_of_text} $A", special_tokens=[(end_of_text, v.end_of_text)]
     )
-    lm = HFLM(
-        pretrained=hugging_face(model, c),
-        tokenizer=theirs,
-        batch_size=1,
+    lm = harness.models.huggingface.HFLM(
+        pretrained=hugging_face(model, config),
+        tokenizer=tokenizer,
+        batch_size=16,
         add_bos_token=True,
         device="cpu",
     )
-    found = simple_evaluate(
-        model=lm,
-        tasks=[harness_task(task, path)],
-        bootstrap_iters=0,
-        log_samples=True,
-        cache_requests=False,
+    found = harness.simple_evaluate(
+        model=lm, tasks=theirs, bootstrap_iters=0, log_samples=True, cache_requests=False
     )
-    samples = sorted(found["samples"][label], key=lambda sample: sample["doc_id"])
-    assert len(samples) == COUNT
-
-    ours = list(questions(task, examples, range(COUNT), v, c.seq_len))
-    of_sums = []
-    for question, scores, sample in zip(
-        ours, score_choices(model, ours, torch.device("cpu")), samples, strict=True
-    ):
-        likely = torch.tensor(
-            [response[0] for response in sample["filtered_resps"]], dtype=torch.float64
-        )
-        nats = torch.tensor([score[0] for score in scores], dtype=torch.float64)
-        if task.kind == LANGUAGE:
-            assert is_right(task, question, scores) == bool(sample["acc"])
-        else:  # of a beginning that all answers have in common it scores the tokens too, alike for each
-            shared = (likely + nats).mean()
-            assert abs(shared) < 1e-3 or len({text[:1] for text in sample["doc"]["options"]}) == 1
-            likely = likely - shared
-            of_sums.append(
-                float(int(nats.argmin()) == question.gold)
-            )  # it compares sums where we compare means
-            assert of_sums[-1] == sample["acc"]
-        torch.testing.assert_close(-nats, likely, rtol=0, atol=1e-3)
-    if of_sums:
-        assert found["results"][label]["acc,none"] == pytest.approx(sum(of_sums) / COUNT)
+    for task in bundle.tasks:
+        samples = sorted(found["samples"][task.label], key=lambda sample: sample["doc_id"])
+        numbers = range(len(samples))
+        ours = list(questions(task, examples[task.label], numbers, v, config.seq_len))
+        rights = []
+        of_choices = score_choices(model, ours, CPU)
+        for question, scores, sample in zip(ours, of_choices, samples, strict=True):
+            likely = torch.tensor([response[0] for response in sample["filtered_resps"]]).double()
+            nats = torch.tensor([score.nats for score in scores]).double()
+            if task.kind == LANGUAGE:
+                rights.append(is_right(task, question, scores))
+            else:
+                # It scores the tokens of a beginning that all answers have in common too, alike for
+                # each, and it compares sums where we compare means.
+                likely = likely - (likely + nats).mean()
+                rights.append(int(nats.argmin()) == question.gold)
+            torch.testing.assert_close(-nats, likely, rtol=0, atol=1e-3)
+            assert rights[-1] == bool(sample["acc"])
+        assert 0 < found["results"][task.label]["acc,none"] < 1 or task.kind == LANGUAGE
+        assert found["results"][task.label]["acc,none"] == pytest.approx(sum(rights) / len(rights))
