@@ -167,10 +167,9 @@ class Loader:
         for number, (shards, order) in enumerate(self.pairs()):
             now = np.unique(located.shard[located.source == number]).tolist()
             shards.keep_open(now)
-            group = order.group_of(counts[number])
             for shard in now:
                 shards.check_soon("train", shard)
-            for shard in (*order.shards_of(group), *order.shards_of(group + 1)):
+            for shard in order.needed(counts[number], counts[number]):
                 if shards.is_there(shard):
                     shards.check_soon("train", shard)
 
@@ -205,9 +204,8 @@ class Loader:
         for (shards, order), first, last in zip(self.pairs(), firsts, lasts, strict=True):
             if not shards.partial or last == first:
                 continue
-            for group in order.groups(first, last):
-                if not all(map(shards.is_there, order.shards_of(group))):
-                    return order.name
+            if not all(map(shards.is_there, order.needed(first, last, more=0))):
+                return order.name
         return ""
 
     def grow(self) -> None:
@@ -217,9 +215,10 @@ class Loader:
                 windows = shards.windows("train", self.config.seq_len)
                 self.mixture.grow(order.name, windows, shards.ended)
 
-    def groups(self, taken: Mapping[str, int]) -> list[int]:
-        """Return the group of each source that its next window lies in."""
-        return [order.group_of(taken[order.name]) for order in self.mixture.orders]
+    def open_groups(self, taken: Mapping[str, int]) -> list[list[int]]:
+        """Return the shards of the group of each source that its next window lies in."""
+        orders = self.mixture.orders
+        return [order.needed(taken[order.name], taken[order.name], more=0) for order in orders]
 
     # ---- What the run has used of them
 
@@ -271,7 +270,7 @@ class Loader:
             if has_gone_round:
                 number = len(order.shard_ends)
             elif count:
-                number = order.shards_of(order.group_of(count - 1)).stop
+                number = order.shards_of(order.turn_of(count - 1)).stop
             digest = self.digest(shards, number)
             opened[order.name] = {"shards": number, "digest": digest, "round": has_gone_round}
         return opened

@@ -189,68 +189,53 @@ class SourceOrder:
         shard = np.searchsorted(self.shard_ends, place, side="right")
         return epoch, shard, place - self.shard_begins[shard]
 
-    def group_of(self, count: int) -> int:
-        """The group that the source's count-th sample lies in; the next to be made if that is not whole."""
+    # A turn is a group in an epoch: turn 0 is the first group in the first epoch, and so on.
+
+    def turn_of(self, count: int) -> int:
+        """Return the turn of the source's count-th sample; the next to be made if that is not whole."""
         if not self.ended and count >= self.sealed:
             return len(self.group_ends)
-        return int(np.searchsorted(self.group_ends, count % self.sealed, side="right"))
+        epoch, position = divmod(count, self.sealed)
+        group = int(np.searchsorted(self.group_ends, position, side="right"))
+        return epoch * len(self.group_ends) + group
 
-    def groups(self, begin: int, end: int) -> list[int]:
-        """The groups that the source's samples from `begin` up to `end` lie in, each once; end > begin, all sealed."""
-        if end - begin >= self.sealed:
-            return list(range(len(self.group_ends)))
-        first, last = self.group_of(begin), self.group_of(end - 1)
-        if first == last and (end - 1) // self.sealed > begin // self.sealed:  # all the way round
-            return list(range(len(self.group_ends)))
-        return [
-            (first + i) % len(self.group_ends)
-            for i in range((last - first) % len(self.group_ends) + 1)
-        ]
+    def first_sample(self, turn: int) -> int:
+        """Return how many samples of the source come before a turn."""
+        epoch, group = divmod(turn, len(self.group_ends))
+        before = int(self.group_ends[group - 1]) if group else 0
+        return epoch * self.sealed + before
 
-    def groups_ahead(self, begin: int, end: int) -> list[int]:
-        """List the whole groups of the samples from `begin` up to `end`, and the one after, in the order of use."""
-        if not self.ended:
-            if begin >= self.sealed:
-                return []
-            end = min(end, self.sealed)
-        count = len(self.group_ends)
-        first = self.group_of(begin)
-        groups = self.groups(begin, max(begin + 1, end))
-        groups.sort(key=lambda group: (group - first) % count)
-        after = groups[-1] + 1
-        if self.ended:
-            after %= count
-        if after < count and after not in groups:
-            groups.append(after)
-        return groups
+    def shards_of(self, turn: int) -> range:
+        """Return the shards of a turn."""
+        group = turn % len(self.group_shard_ends)
+        begin = self.group_shard_ends[group - 1] if group else 0
+        return range(begin, self.group_shard_ends[group])
 
-    def groups_passed(self, at: int, until: int, kept_from: int) -> list[int]:
-        """List the groups that training has been in and does not need now; the one that is used again last is first.
+    def turns(self, begin: int, end: int, more: int = 1) -> range:
+        """Return the turns that the source's samples from `begin` up to `end` need, the one of `begin` at least.
 
-        at, until: samples taken before and after the next steps. kept_from: the first that the run
-        may go back to.
+        They are whole, and no group is in them twice. more: how many turns after those.
         """
         count = len(self.group_ends)
-        went_round = self.ended and kept_from >= self.sealed
-        past = range(count if went_round else self.group_of(kept_from))
-        needed = {*self.groups_ahead(kept_from, until), *self.groups_ahead(at, until)}
-        here = self.group_of(at)
-        return sorted(set(past) - needed, key=lambda group: (here - group) % count)
+        first = self.turn_of(begin)
+        stop = min(self.turn_of(max(begin, end - 1)) + 1 + more, first + count)
+        if not self.ended:
+            stop = min(stop, count)
+        return range(first, stop)
 
-    def needed(self, begin: int, end: int) -> list[int]:
-        """List the shards of `groups_ahead`: what the samples from `begin` up to `end` need, and what comes next."""
-        return [shard for group in self.groups_ahead(begin, end) for shard in self.shards_of(group)]
+    def needed(self, begin: int, end: int, more: int = 1) -> list[int]:
+        """List the shards of `turns`, in the order of use."""
+        return [shard for turn in self.turns(begin, end, more) for shard in self.shards_of(turn)]
 
-    def passed(self, at: int, until: int, kept_from: int) -> list[int]:
-        """List the shards of `groups_passed`, which may be deleted."""
-        groups = self.groups_passed(at, until, kept_from)
-        return [shard for group in groups for shard in self.shards_of(group)]
+    def passed(self, begin: int, end: int) -> list[int]:
+        """List the shards that samples before `begin` were in and `needed` does not have.
 
-    def shards_of(self, group: int) -> range:
-        """The shards of a group that is whole; of none where it is not."""
-        if group >= len(self.group_shard_ends):
-            return range(0)
-        return range(self.group_shard_ends[group - 1] if group else 0, self.group_shard_ends[group])
+        They may be deleted. Those that are used again last come first.
+        """
+        turns = self.turns(begin, end)
+        oldest = max(0, turns.stop - len(self.group_ends))
+        past = reversed(range(oldest, turns.start))
+        return [shard for turn in past for shard in self.shards_of(turn)]
 
 
 class Mixture:

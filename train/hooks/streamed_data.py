@@ -150,6 +150,6 @@ class StreamedData(Hook):
             through = job.loader.taken(min(behind, job.step), job.gaps)
         self.feed.tell(at, until)
         # Other ranks may be looking already whether they have the step after the one that begins.
-        self.feed.make_room(job.loader.sources, job.loader.mixture.orders, at, beyond, through)
-        if self.feed.over and job.loader.groups(at) != job.loader.groups(through):
+        self.feed.make_room(job.loader.sources, job.loader.mixture.orders, through, beyond)
+        if self.feed.over and job.loader.open_groups(at) != job.loader.open_groups(through):
             job.requests.add("save")

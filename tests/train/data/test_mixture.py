@@ -4,8 +4,10 @@ import collections
 import hashlib
 import itertools
 import math
+import random
 import tracemalloc
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -436,35 +438,103 @@ def test_a_source_of_which_nothing_is_made_yet_is_lacking_from_its_first_sample(
     m = Mixture({"a": [9], "b": []}, {"a": 3, "b": 1}, 7, 8, growing=["b"])
     first = next(i for i in range(4) if m.counts(i + 1)[1])
     assert m.lacking(first) == "" and m.lacking(first + 1) == "b"
-    assert m.orders[1].group_of(0) == 0 and list(m.orders[1].shards_of(0)) == []
+    assert m.orders[1].turn_of(0) == 0 and m.orders[1].needed(0, 5) == []
     with pytest.raises(ValueError, match="source b has no window"):
         m.grow("b", [0], ended=True)
 
 
-@pytest.mark.parametrize("group_shards", [1, 2, 4])
-def test_groups_of_a_stretch_and_their_shards_are_those_of_its_samples(group_shards: int) -> None:
-    order = SourceOrder("a", SIZES, group_shards, 7)
-    groups, total = groups_of(len(SIZES), group_shards), sum(SIZES)
-    of_shard = {shard: g for g, group in enumerate(groups) for shard in group}
-    _, shards, _ = order.locate(np.arange(3 * total))
-    of_sample = [of_shard[shard] for shard in shards.tolist()]
-    assert [order.group_of(i) for i in range(3 * total)] == of_sample
-    assert [order.shards_of(g) for g in range(len(groups) + 2)] == [*groups, range(0), range(0)]
-    filled = {g for g, group in enumerate(groups) if any(SIZES[k] for k in group)}
-    for begin in range(total + 2):
-        for end in range(begin + 1, 2 * total + 2, 1 if begin % 7 == 0 else 5):
-            found = order.groups(begin, end)
-            assert len(found) == len(set(found))
-            assert set(found) & filled == set(of_sample[begin:end]), (begin, end)
-            assert found[0] == of_sample[begin] or len(set(of_sample[begin:end])) == len(filled)
+class Layout(NamedTuple):
+    """A source of random size, and a stretch of its samples over several epochs."""
+
+    windows: list[int]
+    size: int  # of a group
+    ends: list[int]
+    is_whole: bool
+    order: SourceOrder
+    begin: int
+    end: int
+
+    @property
+    def sealed(self) -> int:
+        return sum(self.windows[: self.ends[-1]])
+
+    def shards(self, group: int) -> range:
+        return range(self.ends[group - 1] if group else 0, self.ends[group])
+
+    def turn(self, count: int) -> int:
+        """The turn that the source's count-th sample lies in, by walking there."""
+        epoch, left = divmod(count, self.sealed)
+        for group in range(len(self.ends)):
+            left -= sum(self.windows[shard] for shard in self.shards(group))
+            if left < 0:
+                return epoch * len(self.ends) + group
+        raise AssertionError
+
+    def groups(self, samples: Iterable[int]) -> list[int]:
+        """The groups of these samples, one by one, in the order of use."""
+        whole = (count for count in samples if self.is_whole or count < self.sealed)
+        return list(dict.fromkeys(self.turn(count) % len(self.ends) for count in whole))
 
 
-def test_the_group_of_a_sample_that_is_not_made_yet_is_the_next_to_be_made() -> None:
-    order = SourceOrder(
-        "a", [5, 6, 7], 8, 7, ended=False
-    )  # whole are those of shard 0 and of shard 1
-    assert [order.group_of(i) for i in (0, 4, 5, 10, 11, 17, 100)] == [0, 0, 1, 1, 2, 2, 2]
-    assert order.groups(3, 7) == [0, 1]
+def layouts(count: int) -> Iterator[Layout]:
+    rng = random.Random(5)
+    for _ in range(count):
+        least = 0 if rng.random() < 0.2 else 1
+        windows = [1, *(rng.randint(least, 6) for _ in range(rng.randint(0, 13)))]
+        is_whole = rng.random() < 0.7
+        size = rng.randint(1, 4)
+        begin = rng.randint(0, (3 if is_whole else 1) * sum(windows))
+        end = begin + rng.choice([0, 1, 3, rng.randint(1, 60)])
+        order = SourceOrder("s", windows, size, 0, is_whole)
+        ends = group_ends(len(windows), size, is_whole)
+        yield Layout(windows, size, ends, is_whole, order, begin, end)
+
+
+def test_what_is_needed_are_the_groups_of_the_samples_and_the_next_one_in_the_order_of_use() -> (
+    None
+):
+    for layout in layouts(2000):
+        order, ends = layout.order, layout.ends
+        used = layout.groups(range(layout.begin, max(layout.begin + 1, layout.end)))
+        turns = order.turns(layout.begin, layout.end)
+        groups = [turn % len(ends) for turn in turns]
+        shards = [shard for group in groups for shard in layout.shards(group)]
+        assert order.needed(layout.begin, layout.end) == shards and len(set(shards)) == len(shards)
+        filled = [g for g in groups if sum(layout.windows[k] for k in layout.shards(g))]
+        extra = [g for g in filled if g not in used]
+        assert filled == used + extra and len(extra) <= 1
+        # There is a next group, unless all are used or none is made yet; one without windows may stand for it.
+        if not extra and len(groups) < len(ends):
+            assert len(filled) < len(groups) or (turns.stop == len(ends) and not layout.is_whole)
+        own = order.turns(layout.begin, layout.end, more=0)
+        assert set(used) == {turn % len(ends) for turn in own} & set(used + filled)
+        assert set(own) <= set(turns) and turns.stop <= own.stop + 1
+
+
+def test_a_turn_begins_with_its_first_sample() -> None:
+    for layout in layouts(200):
+        of_sample = [layout.turn(count) for count in range(layout.sealed * (2 + layout.is_whole))]
+        if not layout.is_whole:
+            of_sample = of_sample[: layout.sealed] + [len(layout.ends)] * 3
+        assert [layout.order.turn_of(count) for count in range(len(of_sample))] == of_sample
+        for turn in set(of_sample):
+            assert layout.order.first_sample(turn) == of_sample.index(turn)
+
+
+def test_what_has_passed_was_trained_on_and_is_not_needed() -> None:
+    for layout in layouts(2000):
+        order, groups = layout.order, len(layout.ends)
+        found = [shard for shard in order.passed(layout.begin, layout.end) if layout.windows[shard]]
+        of_shard = {shard: g for g in range(groups) for shard in layout.shards(g)}
+        past = list(dict.fromkeys(of_shard[shard] for shard in found))
+        trained = layout.groups(range(layout.begin))
+        assert not set(found) & set(order.needed(layout.begin, layout.end))
+        assert set(past) <= set(trained)
+        needed = {of_shard[shard] for shard in order.needed(layout.begin, layout.end)}
+        assert set(trained) <= {*past, *needed}
+        if layout.is_whole:  # what is used again last comes first
+            later = layout.groups(range(layout.begin, layout.begin + layout.sealed))
+            assert past == sorted(past, key=later.index, reverse=True)
 
 
 # ---- Gaps

@@ -1,12 +1,15 @@
 """The trainer's side of streaming: what it has of the data, and the producer that makes more (producer.py).
 
-    first rank:  starts the producer, tells it where training is, hears how far it has come, starts it again when it
-                 has died; deletes shards that training is through with, where DATA_CACHE_GB is used up
-    all ranks:   read the manifests that the producer writes; a step begins when the groups of its samples are whole
+    first rank:  starts the producer, tells it where training is, reads how far it has come, and starts
+                 it again when it has died; deletes shards that training is through with, if
+                 DATA_CACHE_GB is used up
+    all ranks:   read the manifests that the producer writes; a step begins when the groups of its
+                 samples are whole
 
-The first rank deletes, between two steps and nothing that lies in them, so that no rank looks for a shard, and finds
-it gone when it reads. A producer that has died costs nothing as long as there is data ahead. When training has to
-wait for one that is refused, or makes no progress for 15 minutes, the run ends with what it said last.
+The first rank deletes between two steps, and nothing that lies in them, so that no rank looks for a
+shard and finds it gone when it reads. A producer that has died costs nothing as long as there is data
+ahead. When training has to wait for one that is refused, or comes no further for 15 minutes, the run
+ends with what it said last.
 """
 
 import contextlib
@@ -30,53 +33,56 @@ from train.data.streaming.node_transfer import Relay
 
 log = logging.getLogger(__name__)
 
-AGAIN_S = (
-    0.0,
-    2.0,
-    10.0,
-    60.0,
-)  # before a producer that has died is started again; the last from then on
-TELL_S = 5.0  # between two words to it, where nothing is urgent
-URGENT_S = 1.0  # where the disk is full
+RESTART_S = 2.0  # before a producer that has died is started again
+REFUSED_S = 60.0  # before one that was refused is
+TELL_S = 5.0  # between two messages to it, if nothing is urgent
+URGENT_S = 1.0  # if the disk is full
 
 
 class Feed:
-    """The producer as the first rank knows it, and the relay to nodes with a DATA_DIR of their own."""
+    """The producer as the first rank knows it, and the relay to nodes with a DATA_DIR of their own.
+
+    Args:
+        held_out: validation shards of each source that training begins with.
+        produces: whether shards are still made.
+
+    Attributes:
+        ready: whether the producer holds the folders, and has changed there what it will.
+        excess: bytes to be deleted.
+        over: whether the disk holds more than DATA_CACHE_GB.
+    """
 
     def __init__(
         self,
-        c: Config,
+        config: Config,
         paths: RunPaths,
         first: bool,
         held_out: Mapping[str, int],
         produces: bool = True,
         relay: Relay | None = None,
     ):
-        """held_out: validation shards of each source that training begins with; produces: shards are still made."""
-        self.c, self.paths, self.first, self.held_out, self.relay = (
-            c,
-            paths,
-            first,
-            dict(held_out),
-            relay,
-        )
+        self.config = config
+        self.paths = paths
+        self.first = first
+        self.held_out = dict(held_out)
+        self.relay = relay
         self.process: subprocess.Popen[bytes] | None = None
-        self.died: float | None = None  # when
-        self.deaths = 0  # in a row, without a shard in between
-        self.problem, self.refused = "", False  # why it died, and whether trying again is of no use
-        self.said = ""  # of that, last
-        self.ready = not (
-            first and produces
-        )  # whether it has the folders, and has changed what it will there
-        self.over = False  # whether the disk holds more than DATA_CACHE_GB
-        self.excess = 0  # bytes to be deleted
-        self.made: dict[str, int] = {}  # source -> training tokens
-        self.earlier = self.now = 0  # shards made by producers before this one, and by this one
+        self.died_s: float | None = None
+        self.problem = ""  # why it died
+        self.is_refused = False  # trying again is of no use
+        self.logged = ""  # the problem that was logged last
+        self.ready = not (first and produces)
+        self.excess = 0
+        self.over = False
+        self.tokens: dict[str, int] = {}  # made of each source
+        self.made_before = 0  # shards, by earlier producers
+        self.made = 0  # by this one
         self.furthest = (0, 0)  # shards, and tokens of the next
-        self.moved = self.seen = self.told = (
-            time.monotonic()
-        )  # when it was further, this rank lacked, it was told
-        self.message = b""
+        now = time.monotonic()
+        self.moved_s = now  # when it came further
+        self.lacked_s = now  # when this rank lacked data
+        self.told_s = now  # when it was told where training is
+        self.position = b""
         if first and produces:
             self.start()
 
@@ -91,148 +97,162 @@ class Feed:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 bufsize=0,
-                start_new_session=True,
-            )  # Ctrl-C is for the trainer
+                start_new_session=True,  # Ctrl-C is for the trainer
+            )
         assert self.process.stdin and self.process.stdout
         os.set_blocking(self.process.stdin.fileno(), False)
-        self.died, self.problem, self.refused, self.now = None, "", False, 0
-        self.listener = threading.Thread(
-            target=self.listen, args=(self.process.stdout,), name="producer", daemon=True
-        )
+        self.died_s = None
+        self.problem = ""
+        self.is_refused = False
+        self.made = 0
+        lines = self.process.stdout
+        self.listener = threading.Thread(target=self.listen, args=(lines,), daemon=True)
         self.listener.start()
-        settings = {name.lower(): value for name, value in self.c.values().items()}
+        # An env file may have changed since the trainer read it.
+        settings = {name.lower(): value for name, value in self.config.values().items()}
         begin = {"settings": settings, "held_out": self.held_out}
-        self.write(
-            json.dumps(begin).encode() + b"\n"
-        )  # an env file may have changed since the trainer read it
-        self.write(self.message)
+        self.write(json.dumps(begin).encode() + b"\n")
+        self.write(self.position)
 
     def listen(self, lines: IO[bytes]) -> None:
-        """Take what the producer says until it ends."""
+        """Read what the producer writes, until it ends."""
         for line in lines:
             with contextlib.suppress(ValueError, KeyError, TypeError):  # what a library has printed
-                self.hear(json.loads(line))
+                self.take(json.loads(line))
 
-    def hear(self, words: dict[str, Any]) -> None:
-        if "error" in words:
-            self.problem, self.refused = words["error"], not words["again"]
+    def take(self, report: dict[str, Any]) -> None:
+        """Take in a line of the producer."""
+        if "error" in report:
+            self.problem = report["error"]
+            self.is_refused = not report["again"]
             return
-        self.made[words["source"]] = words["tokens"]
-        self.excess, self.over, self.now = words["excess"], words["over"], words["made"]
+        self.tokens[report["source"]] = report["tokens"]
+        self.excess = report["excess"]
+        self.over = report["over"]
+        self.made = report["made"]
         self.ready = True
-        if self.now:
-            self.deaths, self.said = 0, ""
-        if (position := (self.earlier + self.now, words["pending"])) > self.furthest:
-            self.furthest, self.moved = position, time.monotonic()
+        if self.made:
+            self.logged = ""
+        reached = (self.made_before + self.made, report["pending"])
+        if reached > self.furthest:
+            self.furthest = reached
+            self.moved_s = time.monotonic()
 
     @property
     def due(self) -> bool:
         """Whether the producer should be told again where training is."""
-        return self.first and time.monotonic() - self.told > (
-            URGENT_S if self.excess > 0 else TELL_S
-        )
+        interval_s = URGENT_S if self.excess > 0 else TELL_S
+        return self.first and time.monotonic() - self.told_s > interval_s
 
     def tell(self, at: dict[str, int], until: dict[str, int]) -> None:
-        """Let the producer know which windows of each source are taken, and which the next step takes."""
-        self.told = time.monotonic()
+        """Tell the producer which windows of each source are taken, and which are after the next step."""
+        self.told_s = time.monotonic()
         if self.relay:
             self.relay.at = dict(at)
-        self.message = json.dumps({"at": at, "until": until}).encode() + b"\n"
-        self.write(self.message)
+        self.position = json.dumps({"at": at, "until": until}).encode() + b"\n"
+        self.write(self.position)
         self.look_after()
 
     def write(self, line: bytes) -> None:
         if self.process and self.process.stdin:
-            with contextlib.suppress(
-                OSError
-            ):  # full: it will be told again; gone: look_after sees it
+            # Full: it is told again later. Gone: look_after notices.
+            with contextlib.suppress(OSError):
                 os.write(self.process.stdin.fileno(), line)
 
     def look_after(self) -> None:
-        """Start the producer again if it has died, said once for each reason."""
+        """Start the producer again if it has died. Each reason is logged once."""
         if not self.process or self.process.poll() is None:
             return
-        pause_s = AGAIN_S[-1 if self.refused else min(self.deaths, len(AGAIN_S) - 1)]
-        if self.died is None:
-            self.listener.join(1.0)  # its last words
-            self.died, self.earlier, self.now = time.monotonic(), self.earlier + self.now, 0
-            code = self.process.returncode
-            self.problem = (
-                self.problem or f"it ended with code {code}, see {self.paths.producer_log}"
-            )
-            if self.problem != self.said:
+        if self.died_s is None:
+            self.listener.join(1.0)  # its last lines
+            self.died_s = time.monotonic()
+            self.made_before += self.made
+            self.made = 0
+            if not self.problem:
+                code = self.process.returncode
+                self.problem = f"it ended with code {code}, see {self.paths.producer_log}"
+            if self.problem != self.logged:
                 log.warning(
                     "the producer of data has stopped: %s. Training goes on with what there is, and it is "
                     "started again",
                     self.problem,
                 )
-            self.said = self.problem
-        elif time.monotonic() - self.died >= pause_s:
-            self.deaths += 1
+            self.logged = self.problem
+            return
+        pause_s = REFUSED_S if self.is_refused else RESTART_S
+        if time.monotonic() - self.died_s >= pause_s:
             self.start()
 
     def progress(self) -> str:
-        """How far the producer has come, to be said behind something else."""
-        made = [f"{name} {tokens / 1e6:.1f}M tokens" for name, tokens in sorted(self.made.items())]
+        """Return how far the producer has come, as the end of a message."""
+        made = [f"{name} {count / 1e6:.1f}M tokens" for name, count in sorted(self.tokens.items())]
         return f"; made so far: {', '.join(made)}" if made else ""
 
     def make_room(
         self,
         sources: Sequence[ShardSet],
         orders: Sequence[SourceOrder],
-        at: Mapping[str, int],
-        until: Mapping[str, int],
-        behind: Mapping[str, int],
+        begin: Mapping[str, int],
+        end: Mapping[str, int],
     ) -> None:
-        """Delete shards that training is through with, as far as DATA_CACHE_GB asks for it. What any rank may look
-        for before this is called again lies between `at` and `until`."""
+        """Delete shards that training is through with, as far as DATA_CACHE_GB asks for it.
+
+        What any rank may look for before this is called again lies between `begin` and `end`, and what
+        the run may go back to.
+        """
         for shards, order in zip(sources, orders, strict=True):
-            name = order.name
-            for shard in order.passed(at[name], until[name], behind[name]):
+            for shard in order.passed(begin[order.name], end[order.name]):
                 if self.excess > 0 and shards.is_there(shard):
                     info = shards.shards["train"][shard]
-                    log.info("%s: deleted %s, which the run is through with", name, info.file)
+                    log.info("%s: deleted %s, which the run is through with", order.name, info.file)
                     (shards.folder / info.file).unlink(missing_ok=True)
                     self.excess -= info.bytes
 
     @property
     def broken(self) -> str:
-        """Why this rank will get no more data from the first node; "" where it does, or sees that one's disk."""
+        """Why this rank will get no more data from the first node; "" if it does, or sees that one's disk."""
         return self.relay.problem if self.relay else ""
 
     def why_not(self, waited_s: float, lacking: Sequence[str]) -> str:
-        """Why there is no use in waiting any longer; "" as long as there is, and on other ranks.
+        """Say why there is no use in waiting any longer; "" as long as there is, and on other ranks.
 
-        waited_s: what training has waited; lacking: the source that each rank lacks, or "".
+        Args:
+            waited_s: how long training has waited.
+            lacking: the source that each rank lacks, or "".
         """
         if not self.first:
             return ""
         self.look_after()
-        now, timeout_s = time.monotonic(), timeouts.DATA_TIMEOUT_S
+        now = time.monotonic()
         if not lacking[0]:
-            unseen_s = min(waited_s, now - max(self.seen, self.relay.moved if self.relay else 0.0))
-            if unseen_s <= timeout_s:
-                return ""
-            rank, name = next((rank, name) for rank, name in enumerate(lacking) if name)
-            return (
-                f"rank {rank} has not seen the shards of {name} that are made on the first node for "
-                f"{unseen_s:.0f} s: put DATA_DIR={self.c.data_dir} on a disk "
-                "that all nodes share, or run make data on each"
-            )
-        self.seen = now
-        if self.refused:
+            return self.why_unseen(now, waited_s, lacking)
+        self.lacked_s = now
+        if self.is_refused:
             return f"the producer of data was refused: {self.problem}"
-        idle_s = now - self.moved
-        if min(idle_s, waited_s) > timeout_s:
-            why = self.problem or self.said or f"see {self.paths.producer_log}"
-            return (
-                f"training has waited {waited_s:.0f} s for data, and their producer has come no further for "
-                f"{idle_s:.0f} s: {why}"
-            )
-        return ""
+        idle_s = now - self.moved_s
+        if min(idle_s, waited_s) <= timeouts.DATA_TIMEOUT_S:
+            return ""
+        why = self.problem or self.logged or f"see {self.paths.producer_log}"
+        return (
+            f"training has waited {waited_s:.0f} s for data, and their producer has come no further for "
+            f"{idle_s:.0f} s: {why}"
+        )
+
+    def why_unseen(self, now: float, waited_s: float, lacking: Sequence[str]) -> str:
+        """Say why another rank lacks what is there on this one; "" if it may come."""
+        sent_s = self.relay.moved_s if self.relay else 0.0
+        unseen_s = min(waited_s, now - max(self.lacked_s, sent_s))
+        if unseen_s <= timeouts.DATA_TIMEOUT_S:
+            return ""
+        rank = next(rank for rank, name in enumerate(lacking) if name)
+        return (
+            f"rank {rank} has not seen the shards of {lacking[rank]} that are made on the first node for "
+            f"{unseen_s:.0f} s: put DATA_DIR={self.config.data_dir} on a disk that all nodes share, or run "
+            "make data on each"
+        )
 
     def close(self) -> None:
-        """Let the producer end, which goes on another time behind what it has sealed, and the relay."""
+        """End the relay, and the producer, which another time goes on after what it has sealed."""
         if self.relay:
             self.relay.close()
         if self.process and self.process.stdin:

@@ -1,10 +1,11 @@
 """Data for nodes that do not see the first one's DATA_DIR: its files, sent over the job's own network.
 
-    first rank -> the first process of each such node:   pins and tokenizer, manifests and validation shards at the
-                                                         start; training shards, by a thread, as long as the run trains
+    first rank -> the first process of each such node:   pins, tokenizer, manifests and validation shards at the
+                                                         start; training shards, by a thread, while the run trains
 
-So one process of the whole job speaks to the hub, and a node's disk has the same files in the same places as if it
-had prepared them. What training needs soonest is sent first; what the first node deletes, the others delete.
+So one process of the whole job speaks to the Hub, and a node's disk has the same files in the same places
+as if it had prepared them. What training needs first is sent first. What the first node deletes, the
+others delete.
 """
 
 import dataclasses
@@ -38,74 +39,80 @@ log = logging.getLogger(__name__)
 
 PIECE_BYTES = 2**24  # sent at once
 IDLE_S = 0.5  # between two looks for something to send
-PATIENCE_S = 600.0  # for one piece, or for the word that there is none
+PATIENCE_S = 600.0  # for one piece, or for the message that there is none
 
 
 @dataclasses.dataclass
 class Relay:
-    """One end of it: on the first rank, on those that receive, and on all others idle."""
+    """One end of the transfer: on the first rank, on those that receive, and on all others idle.
 
-    c: Config
+    Attributes:
+        folder: DATA_DIR.
+        ranks: the first, and those that receive.
+        problem: why nothing more is sent or received; "" if it is.
+        moved_s: when something was sent or received.
+        at: windows taken of each source.
+    """
+
+    config: Config
     world: World
-    folder: Path  # DATA_DIR
-    ranks: list[int]  # the first, and those that receive
+    folder: Path
+    ranks: list[int]
     group: Any
-    problem: str = ""  # why nothing more is sent or received
-    moved: float = dataclasses.field(default_factory=time.monotonic)  # when something was, last
-    at: dict[str, int] = dataclasses.field(default_factory=dict)  # windows taken of each source
-    closing: bool = False
+    problem: str = ""
+    moved_s: float = dataclasses.field(default_factory=time.monotonic)
+    at: dict[str, int] = dataclasses.field(default_factory=dict)
+    is_closing: bool = False
     thread: threading.Thread | None = None
 
     @classmethod
-    def begin(cls, c: Config, world: World) -> "Relay | None":
-        """Find the nodes that have another DATA_DIR than the first, and send them pins and tokenizer; None if all
-        nodes have the same. Raises DataError, on all ranks."""
-        folder = prepare.data_dir(c)
-        ranks = [0, *receivers(folder, world)]
+    def begin(cls, config: Config, world: World) -> "Relay | None":
+        """Find the nodes that have another DATA_DIR than the first, and send them pins and tokenizer.
+
+        Returns None if all nodes have the same. Raises DataError, on all ranks.
+        """
+        folder = prepare.data_dir(config)
+        ranks = [0, *find_receivers(folder, world)]
         if len(ranks) == 1:
             return None
-        relay = cls(c, world, folder, ranks, group_of(ranks, PATIENCE_S))
+        relay = cls(config, world, folder, ranks, group_of(ranks, PATIENCE_S))
         with together(DataError):
             try:
                 if world.is_first:
-                    relay.tell_whole(relay.small_files())
+                    relay.tell({"whole": relay.read_small_files()})
                 elif world.rank in ranks:
                     relay.receive()
             except OSError as error:
                 raise DataError(
                     f"{error.filename}: cannot be written on {world.host} ({error.strerror})"
                 ) from error
-        hosts = ", ".join(world.hosts[rank] for rank in ranks[1:])
         log.info(
             "data: %s has a DATA_DIR of its own, and gets from %s what it lacks",
-            hosts,
+            ", ".join(world.hosts[rank] for rank in ranks[1:]),
             world.hosts[0],
         )
         return relay
 
     def start(self, v: Vocabulary) -> None:
-        """Have manifests and shards sent, by a thread."""
+        """Send and receive manifests and shards in a thread."""
         if self.world.rank in self.ranks:
             self.thread = threading.Thread(target=self.run, args=(v,), name="relay", daemon=True)
             self.thread.start()
 
     def close(self) -> None:
         """End the thread, on all ranks together."""
-        self.closing = True
+        self.is_closing = True
         if self.thread:
             self.thread.join(2 * IDLE_S + 10)
-
-    @property
-    def busy(self) -> bool:
-        return self.thread is not None and self.thread.is_alive()
 
     def run(self, v: Vocabulary) -> None:
         try:
             if self.world.is_first:
-                return self.send_all(v)
-            while self.receive():
-                pass
-        except Exception as error:  # the next wait for data says it
+                self.send_all(v)
+            else:
+                while self.receive():
+                    pass
+        except Exception as error:  # the next wait for data ends with it
             self.problem = (
                 f"data no longer come from {self.world.hosts[0]} to {self.world.host}: {error}"
             )
@@ -113,33 +120,29 @@ class Relay:
 
     # ---- On the first rank
 
-    def small_files(self) -> dict[str, bytes]:
-        """What a node needs to know of the data before it can open them: name in DATA_DIR -> content."""
-        target = prepare.tokenizer_path(self.c)
-        pins = [path for name in self.c.mixture for path in (self.folder / name).glob("pin-*.json")]
-        paths = [*pins, *([target] if target.is_relative_to(self.folder) else [])]
+    def read_small_files(self) -> dict[str, bytes]:
+        """Return what a node needs before it can open the data: name in DATA_DIR -> content."""
+        paths = []
+        for name in self.config.mixture:
+            paths += (self.folder / name).glob("pin-*.json")
+        tokenizer = prepare.tokenizer_path(self.config)
+        if tokenizer.is_relative_to(self.folder):
+            paths.append(tokenizer)
         return {self.name_of(path): path.read_bytes() for path in paths}
 
     def send_all(self, v: Vocabulary) -> None:
-        """Manifests when they have changed, and the shards that they name, until the end."""
-        queues = [
-            Queue(self.c, name, weight, prepare.source_folder(self.c, name, v))
-            for name, weight in self.c.mixture.items()
-        ]
-        while not self.closing:
-            if gone := [self.name_of(path) for queue in queues for path in queue.gone()]:
-                self.tell({"delete": gone})
-            for queue in queues:
-                shards, manifest = queue.news()
-                for shard in shards:
-                    self.send(shard)
-                if manifest:  # behind the validation shards that it names
-                    self.tell_whole({self.name_of(queue.manifest): manifest})
-            lag = sorted(queues, key=lambda queue: queue.lead(self.at.get(queue.name, 0)))
-            path = next(
-                (path for queue in lag if (path := queue.following(self.at.get(queue.name, 0)))),
-                None,
-            )
+        """Send manifests when they have changed, and the shards that they name, until the end."""
+        sources = []
+        for name, weight in self.config.mixture.items():
+            folder = prepare.source_folder(self.config, name, v)
+            sources.append(SentSource(name, weight, folder, self.config.seq_len))
+        while not self.is_closing:
+            for source in sources:
+                self.send_news(source)
+            # Of the source of which the others have the least ahead.
+            sources.sort(key=lambda source: source.lead(self.at.get(source.name, 0)))
+            paths = (source.find_next(self.at.get(source.name, 0)) for source in sources)
+            path = next((path for path in paths if path), None)
             if path:
                 self.send(path)
             else:
@@ -147,8 +150,22 @@ class Relay:
                 time.sleep(IDLE_S)
         self.tell({"end": True})
 
+    def send_news(self, source: "SentSource") -> None:
+        """Send a source's manifest if it has changed, and what is new or gone."""
+        deleted = source.take_deleted()
+        if deleted:
+            self.tell({"delete": [self.name_of(path) for path in deleted]})
+        content = source.read_manifest()
+        if content:
+            for path in source.held_out:
+                if path not in source.sent:
+                    source.sent.add(path)
+                    self.send(path)
+            # After the validation shards that it names.
+            self.tell({"whole": {self.name_of(source.manifest): content}})
+
     def send(self, path: Path) -> None:
-        """A shard, unless it has been deleted meanwhile or all others have it."""
+        """Send a shard, unless it has been deleted meanwhile or all others have it."""
         try:
             file = open(path, "rb")  # noqa: SIM115 (it may be gone)
         except FileNotFoundError:
@@ -156,22 +173,17 @@ class Relay:
         with file:
             size = os.fstat(file.fileno()).st_size
             self.tell({"shard": self.name_of(path), "bytes": size})
-            if not all(from_all(True, self.group)):
-                for length in lengths(size):
-                    broadcast(
-                        torch.from_numpy(np.frombuffer(file.read(length), np.uint8).copy()),
-                        self.group,
-                    )
-                    self.moved = time.monotonic()
+            if all(from_all(True, self.group)):
+                return
+            for length in piece_lengths(size):
+                piece = np.frombuffer(file.read(length), np.uint8).copy()
+                broadcast(torch.from_numpy(piece), self.group)
+                self.moved_s = time.monotonic()
 
-    def tell_whole(self, files: dict[str, bytes]) -> None:
-        """Small files, as they were when they were read."""
-        self.tell({"whole": files})
-
-    def tell(self, words: dict[str, Any]) -> dict[str, Any]:
-        """The first rank's words, on all."""
-        told: dict[str, Any] = from_first(words, self.group)
-        return told
+    def tell(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Return the first rank's message, on all."""
+        from_rank_0: dict[str, Any] = from_first(message, self.group)
+        return from_rank_0
 
     def name_of(self, path: Path) -> str:
         return path.relative_to(self.folder).as_posix()
@@ -179,105 +191,112 @@ class Relay:
     # ---- On those that receive
 
     def receive(self) -> bool:
-        """Do what the first rank says next; whether there will be more."""
-        words = self.tell({})
-        for name in words.get("delete", []):
+        """Do what the first rank says next. Returns whether there will be more."""
+        message = self.tell({})
+        for name in message.get("delete", []):
             (self.folder / name).unlink(missing_ok=True)
-        for name, content in words.get("whole", {}).items():
+        for name, content in message.get("whole", {}).items():
             write_whole(self.folder / name, content)
-        if "shard" in words:
-            self.receive_shard(self.folder / words["shard"], words["bytes"])
-        return "end" not in words
+        if "shard" in message:
+            self.receive_shard(self.folder / message["shard"], message["bytes"])
+        return "end" not in message
 
     def receive_shard(self, path: Path, size: int) -> None:
         """Write a shard, unless all have it already. Its hash is checked when it is opened."""
-        if all(from_all(path.is_file() and path.stat().st_size == size, self.group)):
+        is_here = path.is_file() and path.stat().st_size == size
+        if all(from_all(is_here, self.group)):
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(path.name + ".tmp")
         with open(temporary, "wb") as file:
-            for length in lengths(size):
+            for length in piece_lengths(size):
                 piece = torch.empty(length, dtype=torch.uint8)
                 broadcast(piece, self.group)
-                self.moved = time.monotonic()
+                self.moved_s = time.monotonic()
                 file.write(piece.numpy().tobytes())
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
 
 
-def lengths(size: int) -> list[int]:
-    """In which pieces so many bytes are sent."""
+def piece_lengths(size: int) -> list[int]:
+    """Return in which pieces so many bytes are sent."""
     return [min(PIECE_BYTES, size - begin) for begin in range(0, size, PIECE_BYTES)]
 
 
-def receivers(folder: Path, world: World) -> list[int]:
-    """The first rank of each node that does not see the first node's DATA_DIR."""
+def find_receivers(folder: Path, world: World) -> list[int]:
+    """Return the first rank of each node that does not see the first node's DATA_DIR."""
     if world.nodes == 1:
         return []
     try:
-        return [
-            rank
-            for rank, sees in enumerate(who_sees(folder, world))
-            if not sees and rank % world.local_size == 0
-        ]
+        sees = who_sees(folder, world)
     except OSError as error:
         raise DataError(
             f"{folder}: cannot be written ({error.strerror or error}); choose another folder with DATA_DIR"
         ) from None
+    return [rank for rank in range(0, len(sees), world.local_size) if not sees[rank]]
 
 
-class Queue:
-    """What of one source has been sent, and what comes next."""
+class SentSource:
+    """What of one source has been sent, and what comes next.
 
-    def __init__(self, c: Config, name: str, weight: int, folder: Path):
-        self.c, self.name, self.weight, self.folder = c, name, weight, folder
-        self.manifest, self.seen = (
-            folder / "manifest.json",
-            b"",
-        )  # where it is, and as it was when it was read last
+    Attributes:
+        held_out, train: its shards, by the manifest that was read last.
+    """
+
+    def __init__(self, name: str, weight: int, folder: Path, seq_len: int):
+        self.name = name
+        self.weight = weight
+        self.folder = folder
+        self.seq_len = seq_len
+        self.manifest = folder / "manifest.json"
+        self.content = b""
         self.shard_tokens = 0
         self.order: SourceOrder | None = None
+        self.held_out: list[Path] = []
         self.train: list[Path] = []
         self.sent: set[Path] = set()
 
-    def news(self) -> tuple[list[Path], bytes]:
-        """Where the manifest has changed, the validation shards that are new in it, and its content."""
-        if not self.manifest.is_file() or (content := self.manifest.read_bytes()) == self.seen:
-            return [], b""
-        self.seen = content
+    def read_manifest(self) -> bytes:
+        """Read the manifest. Returns its content, or b"" if that is as before."""
+        if not self.manifest.is_file():
+            return b""
+        content = self.manifest.read_bytes()
+        if content == self.content:
+            return b""
+        self.content = content
         manifest, seals = parse_manifest(self.manifest, content)
         self.shard_tokens = manifest["shard_tokens"]
-        windows = [seal.train.windows(self.c.seq_len) for seal in seals if seal.train]
-        if sum(windows) or manifest["end"] is None:
+        infos = [seal.train for seal in seals if seal.train]
+        windows = [info.windows(self.seq_len) for info in infos]
+        has_ended = manifest["end"] is not None
+        if sum(windows) or not has_ended:
             self.order = SourceOrder(
-                self.name, windows, data_paths.GROUP_SHARDS, 0, manifest["end"] is not None
+                self.name, windows, data_paths.GROUP_SHARDS, 0, ended=has_ended
             )
-        self.train = [self.folder / seal.train.file for seal in seals if seal.train]
-        new = [self.folder / seal.validation.file for seal in seals if seal.validation]
-        new = [shard for shard in new if shard not in self.sent]
-        self.sent.update(new)
-        return new, content
+        self.train = [self.folder / info.file for info in infos]
+        self.held_out = [self.folder / seal.validation.file for seal in seals if seal.validation]
+        return content
 
-    def following(self, at: int) -> Path | None:
-        """The next training shard to send, that of the open group first; None where all that are there were sent."""
-        if self.order is None or not self.train:
+    def find_next(self, at: int) -> Path | None:
+        """Take the next training shard to send, first those of the open group; None if all were sent."""
+        if self.order is None:
             return None
         needed = self.order.needed(at, at)
-        begin = needed[0] if needed else 0
-        for path in [*self.train[begin:], *self.train[:begin]]:
+        first = needed[0] if needed else 0
+        for path in [*self.train[first:], *self.train[:first]]:
             if path not in self.sent and path.is_file():
                 self.sent.add(path)
                 return path
         return None
 
     def lead(self, at: int) -> float:
-        """How many tokens of the whole run the shards that were sent last, from here on."""
+        """Return how many tokens of the whole run the shards that were sent last, from here on."""
         ahead = sum(path in self.sent for path in self.train) * self.shard_tokens
-        return (ahead - at * self.c.seq_len) / self.weight
+        return (ahead - at * self.seq_len) / self.weight
 
-    def gone(self) -> list[Path]:
-        """Training shards that were sent and that the first node has deleted since."""
+    def take_deleted(self) -> list[Path]:
+        """Return the training shards that were sent and that the first node has deleted since."""
         deleted = [path for path in self.train if path in self.sent and not path.is_file()]
         self.sent.difference_update(deleted)
         return deleted
