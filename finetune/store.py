@@ -36,8 +36,9 @@ from finetune.template import Labelled, Template, digest
 from record.durable import flush_folder, write_whole
 from settings.resolve import show_path
 from train.data.prepare import one_at_a_time
+from train.data.sources.content import digest_of
 from train.data.sources.formats import Bad
-from train.data.sources.pin import Pinned, digest_of
+from train.data.sources.pin import Pinned
 from train.data.sources.source import CorpusError
 from train.generate.chat_format import Message
 

@@ -1,6 +1,18 @@
-"""What a file holds, by its name and its first bytes. Standard library only."""
+"""What a file holds, by its name, its first bytes and its hash; and how it differs from what it should be."""
 
+import hashlib
+import os
 from pathlib import Path
+from typing import Any
+
+import xxhash
+
+CHUNK_BYTES = 2**20
+HASHES: dict[str, Any] = {
+    "sha256": hashlib.sha256,
+    "git-sha1": hashlib.sha1,
+    "xxh3": xxhash.xxh3_128,
+}
 
 LFS = b"version https://git-lfs"
 PAGES = (b"<!doctype", b"<html", b"<?xml", b"<error")
@@ -41,3 +53,25 @@ def looks_like(path: Path) -> str:
     what = foreign(start)
     begins = f"it starts with {start!r}"
     return f" ({what}, {begins})" if what else f" ({begins})"
+
+
+def digest_of(path: Path, kind: str) -> str:
+    """Return the hash of a file's content as "KIND:HEX". kind: of HASHES."""
+    digest = HASHES[kind]()
+    with open(path, "rb") as file:
+        if kind == "git-sha1":
+            digest.update(b"blob %d\0" % os.fstat(file.fileno()).st_size)
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+    return f"{kind}:{digest.hexdigest()}"
+
+
+def difference(path: Path, bytes: int | None, digest: str) -> str:
+    """Say how a file differs from its size, if that is known, and its hash; "" if it does not. Raises OSError."""
+    size = path.stat().st_size
+    if bytes not in (None, size):
+        return f"{size} bytes, not {bytes}{looks_like(path)}"
+    own = digest_of(path, digest.partition(":")[0])
+    if own != digest:
+        return f"its hash is {own[:24]}..., not {digest[:24]}..., in {size} bytes{looks_like(path)}"
+    return ""

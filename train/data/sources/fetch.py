@@ -10,11 +10,12 @@ that is not what the pin says is deleted and asked for again, within the bounds 
 
 import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
-from train.data.sources.content import looks_like
+from train.data.sources.content import difference
 from train.data.sources.hub import Again, ask
-from train.data.sources.pin import File, Pinned, digest_of, local_path
+from train.data.sources.pin import File, Pinned, local_path
 from train.data.sources.source import CorpusError
 
 
@@ -65,7 +66,7 @@ class Files:
         """Return where a file on this machine is. Raises CorpusError if it is not what was pinned."""
         path = local_path(self.pinned.source, file.name)
         try:
-            wrong = difference(path, file)
+            wrong = difference(path, file.bytes, file.digest)
         except OSError as error:
             raise CorpusError(
                 f"{file.name}: cannot be read ({error.strerror}), but was there when {self.name} was "
@@ -83,16 +84,15 @@ class Files:
         file = self.pinned.files[i]
         repository = self.pinned.source.repository
         target = self.folder / file.name
-        if target.is_file() and not difference(target, file):
+        if target.is_file() and not difference(target, file.bytes, file.digest):
             return target
         attempts = 0
 
-        def download() -> Path:
+        def get() -> None:
             nonlocal attempts
             from huggingface_hub import hf_hub_download
 
             attempts += 1
-            target.unlink(missing_ok=True)
             hf_hub_download(
                 repository,
                 file.name,
@@ -103,14 +103,22 @@ class Files:
                 # Else a wrong file is copied again from the client's own cache.
                 force_download=attempts > 1,
             )
-            if wrong := difference(target, file):
-                target.unlink(missing_ok=True)
-                raise Again(wrong)
-            return target
 
-        return ask(
-            repository, f"{file.name} of {repository} at {self.pinned.revision[:12]}", download
-        )
+        what = f"{file.name} of {repository} at {self.pinned.revision[:12]}"
+        ask(repository, what, lambda: download(target, file.bytes, file.digest, get))
+        return target
+
+
+def download(target: Path, bytes: int | None, digest: str, get: Callable[[], None]) -> None:
+    """Have `get` write a file. Raises Again, and leaves none, unless its size and its hash are right.
+
+    To be asked by hub.ask or hub.ask_until. bytes: None if its size is not known.
+    """
+    target.unlink(missing_ok=True)
+    get()
+    if wrong := difference(target, bytes, digest):
+        target.unlink()
+        raise Again(wrong)
 
 
 class Download:
@@ -136,14 +144,3 @@ class Download:
         if isinstance(self.outcome, Path):
             return self.outcome
         raise self.outcome or AssertionError("a download ends with a path or an error")
-
-
-def difference(path: Path, file: File) -> str:
-    """Say how a file differs from its pin; "" if it does not. Raises OSError."""
-    size = path.stat().st_size
-    if size != file.bytes:
-        return f"{size} bytes, not {file.bytes}{looks_like(path)}"
-    digest = digest_of(path, file.digest.partition(":")[0])
-    if digest != file.digest:
-        return f"its hash is {digest[:24]}..., not {file.digest[:24]}...{looks_like(path)}"
-    return ""

@@ -10,10 +10,8 @@ pinned() is what reads prepared data: it reads the pin only.
 import dataclasses
 import fnmatch
 import functools
-import hashlib
 import json
 import logging
-import os
 import re
 import sys
 import sysconfig
@@ -25,6 +23,7 @@ from typing import Any
 import xxhash
 
 from record.durable import make_printable, write_whole
+from train.data.sources.content import digest_of
 from train.data.sources.given import READABLE, drop_links, expand, find_path, list_files
 from train.data.sources.hub import ask
 from train.data.sources.source import CorpusError, Source, is_validation
@@ -33,7 +32,6 @@ log = logging.getLogger(__name__)
 
 SCHEMA = 1
 PATHS_A_QUESTION = 500  # files whose sizes the hub is asked for at once
-CHUNK_BYTES = 2**20
 LEFT_OUT = {
     "test",
     "tests",
@@ -370,19 +368,3 @@ def stdlib_names(leave_out: Sequence[str] = ()) -> list[str]:
             "use another Python, or another source in DATA_MIX"
         )
     return [name for name in names if not any(fnmatch.fnmatch(name, each) for each in leave_out)]
-
-
-def digest_of(path: Path, kind: str) -> str:
-    """The hash of a file's content. kind: "sha256", "git-sha1" or "xxh3"."""
-    kinds: dict[str, Any] = {
-        "sha256": hashlib.sha256,
-        "git-sha1": hashlib.sha1,
-        "xxh3": xxhash.xxh3_128,
-    }
-    digest = kinds[kind]()
-    with open(path, "rb") as file:
-        if kind == "git-sha1":
-            digest.update(b"blob %d\0" % os.fstat(file.fileno()).st_size)
-        while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
-    return f"{kind}:{digest.hexdigest()}"

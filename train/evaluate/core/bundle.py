@@ -12,15 +12,19 @@ import fcntl
 import hashlib
 import io
 import logging
+import shutil
+import urllib.error
+import urllib.request
 import zipfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
 from train.data.data_paths import core_bundle_path
-from train.data.sources.content import looks_like
-from train.data.sources.pin import digest_of
-from train.evaluate.core.download import download_file
+from train.data.sources.content import digest_of, looks_like
+from train.data.sources.fetch import download
+from train.data.sources.hub import DISK, PASSES, SILENCE_S, Again, ask_until
+from train.data.sources.source import CorpusError
 from train.evaluate.core.metric import MODELS
 from train.evaluate.core.tasks import (
     CORE_TASKS,
@@ -153,7 +157,7 @@ def open_bundle(setting: str, data_dir: Path) -> Bundle:
         raise CoreError(f"CORE_BUNDLE is empty; give a folder, a .zip or {ADDRESS}")
     path = core_bundle_path(setting, data_dir)
     if "://" in setting:
-        download(setting, path)
+        bring(setting, path)
     elif not path.exists():
         raise CoreError(
             f"CORE_BUNDLE={setting}: is not there; give a folder or a .zip with core.yaml, {META} and "
@@ -162,7 +166,7 @@ def open_bundle(setting: str, data_dir: Path) -> Bundle:
     return Bundle(path)
 
 
-def download(setting: str, path: Path) -> None:
+def bring(setting: str, path: Path) -> None:
     """Download a bundle unless it is there; one process at a time. Raises CoreError."""
     url, _, sha256 = setting.rpartition("@sha256:")
     if not url:
@@ -192,32 +196,48 @@ def replace(path: Path, url: str, sha256: str) -> None:
         )
         path.unlink()
     partial = path.with_suffix(".part")
+
+    def get() -> None:
+        request = urllib.request.Request(url, headers={"User-Agent": "pure-transformer"})
+        with (
+            urllib.request.urlopen(request, timeout=SILENCE_S) as answer,
+            open(partial, "wb") as file,
+        ):
+            shutil.copyfileobj(answer, file)
+
     try:
-        download_file(url, partial)
-        if (found := sha256_of(partial)) != sha256:
-            raise CoreError(
-                f"{url}: {partial.stat().st_size} bytes with sha256 {found[:16]}..., not "
-                f"{sha256[:16]}...{looks_like(partial)}"
-            )
+        ask_until(url, lambda: download(partial, None, f"sha256:{sha256}", get), judge, SILENCE_S)
         Bundle(partial)  # whole to the last example
         partial.replace(path)
-    except CoreError as error:
+    except CorpusError as error:
         raise CoreError(
-            f"no CORE bundle could be had: {error}. Check the network, or download it by hand and "
-            "give its path as CORE_BUNDLE"
+            f"no CORE bundle could be had from {url}: {error}. Or download it by hand and give its path "
+            "as CORE_BUNDLE"
         ) from None
     finally:
         partial.unlink(missing_ok=True)
     log.info("CORE bundle from %s: %d bytes, sha256 %s", url, path.stat().st_size, sha256)
 
 
+def judge(error: Exception) -> tuple[str, float]:
+    """Return what failed, for another try. Raises CoreError or OSError if that cannot help."""
+    if isinstance(error, urllib.error.HTTPError):
+        start = error.read(40)
+        answer = f"it answers {error.code} with {start!r}"
+        if error.code in PASSES or error.code >= 500:
+            return answer, 0.0
+        raise CoreError(answer) from None
+    if isinstance(error, OSError) and error.errno in DISK:
+        raise error
+    text = str(error)
+    if not isinstance(error, Again):
+        text = f"{type(error).__name__}: {text}"
+    return text, 0.0
+
+
 def is_whole(path: Path, sha256: str) -> bool:
     """Whether the bundle is there, with its hash."""
-    return path.is_file() and sha256_of(path) == sha256
-
-
-def sha256_of(path: Path) -> str:
-    return digest_of(path, "sha256").partition(":")[2]
+    return path.is_file() and digest_of(path, "sha256") == f"sha256:{sha256}"
 
 
 def describe_file(path: Path) -> str:
