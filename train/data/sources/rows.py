@@ -11,8 +11,8 @@ most often a column was renamed.
 
 The text is taken as it is, but for a byte-order mark at the start of a file. A plain text file of a
 declared source is one document, named like the file. Elsewhere the `id` column names a document, and
-"FILE:ROW" does where there is none. Documents of DATA are named by the hash of their text, so that
-equal texts are held out together.
+"FILE:ROW" does where there is none. Documents of DATA, and of a source with hold_out_by = "text", are
+named by the hash of their text, so that equal texts are held out together.
 """
 
 import dataclasses
@@ -190,7 +190,7 @@ class Reading:
             self.dropped += 1
             return Dropped(made.reason, at, made.what)
         name, text = made
-        if self.source.place:
+        if self.source.place or self.source.hold_out_by == "text":
             name = hashlib.sha256(text.encode()).hexdigest()  # so the text decides what is held out
         return Document(name, text, at)
 

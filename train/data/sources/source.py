@@ -7,8 +7,10 @@
     text = "text"                              a row's text is one column
     template = "{question}\\n{answer}"          or several, as str.format puts them together
 
-A document belongs to the validation split by the hash of its name, so that the split needs no list, is
-the same on every machine and does not move when documents are added.
+    hold_out_by = "text"                       equal texts are never on both sides of the split
+
+A document belongs to the validation split by the hash of its name, or of its text, so that the split
+needs no list, is the same on every machine and does not move when documents are added.
 """
 
 import dataclasses
@@ -18,9 +20,9 @@ import math
 import re
 import string
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from settings.names import find_nearest
 from settings.resolve import show_path
@@ -51,7 +53,8 @@ class Source:
     kind: "hub", "files" or "stdlib". revision: a commit of the repository; "" = the one that is current when the
     source is first prepared. files: globs, relative to this repository's root or absolute. text, id: columns of a
     document's text and name; a template makes the text of several columns instead.
-    validation_fraction: share of documents held out. prompt: what the text sample at the end of a run
+    validation_fraction: share of documents held out; hold_out_by: "text" chooses them by the hash of their text, "name"
+    by that of their name, as before there was a choice. prompt: what the text sample at the end of a run
     continues. compressors: held-out text is small enough to compress. max_dropped: share of a file's rows that may
     be dropped. tokens: about how many the source has, by whoever counted them; make plan reckons with it until there
     are shards. max_epochs: how often a run may repeat it; None: data_paths.MAX_EPOCHS. leave_out: patterns of
@@ -78,6 +81,7 @@ class Source:
     max_epochs: float | None = None
     leave_out: tuple[str, ...] = ()
     place: str = ""
+    hold_out_by: str = "name"
     remedies: Mapping[str, str] = dataclasses.field(
         default_factory=lambda: DECLARED, hash=False, compare=False
     )
@@ -101,6 +105,8 @@ class Source:
             decides.append("given")
         if self.leave_out:
             decides.append(self.leave_out)
+        if self.hold_out_by != "name":
+            decides.append(self.hold_out_by)
         return hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:8]
 
     @property
@@ -115,31 +121,101 @@ def is_validation(s: Source, name: str) -> bool:
     return int.from_bytes(digest[:8], "little") < s.validation_fraction * 2**64
 
 
-# What a declaration may say: key -> (type, a valid example, the kinds that it is for).
-KEYS: dict[str, tuple[type, str, str]] = {
-    "repository": (str, 'repository = "HuggingFaceFW/fineweb-edu"', "hub"),
-    "files": (list, 'files = ["~/papers/*.jsonl.gz"]', "files"),
-    "embedded": (str, f'embedded = "{EMBEDDED}"', "stdlib"),
-    "leave_out": (list, 'leave_out = ["encodings/*"]', "stdlib"),
-    "config": (str, 'config = "sample-100BT"', "hub"),
-    "split": (str, 'split = "train"', "hub"),
-    "revision": (str, f'revision = "{"0123456789" * 4}"', "hub"),
-    "text": (str, 'text = "text"', "hub files"),
-    "template": (str, 'template = "Question: {question}\\nAnswer: {answer}"', "hub files"),
-    "id": (str, 'id = "id"', "hub files"),
-    "validation_fraction": (float, "validation_fraction = 0.001", "hub files stdlib"),
-    "prompt": (str, 'prompt = "The"', "hub files stdlib"),
-    "compressors": (bool, "compressors = false", "hub files stdlib"),
-    "max_dropped": (float, "max_dropped = 0.5", "hub files stdlib"),
-    "tokens": (int, "tokens = 100_000_000_000", "hub files stdlib"),
-    "max_epochs": (float, "max_epochs = 64", "hub files stdlib"),
-}
-TYPES = {
-    str: "a string",
-    list: "a list of strings",
-    float: "a number",
-    int: "a whole number",
-    bool: "true or false",
+def is_text(value: Any) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def is_list(value: Any) -> bool:
+    return isinstance(value, list) and value != [] and all(map(is_text, value))
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def is_count(value: Any) -> bool:
+    return is_number(value) and value >= 1 and value % 1 == 0
+
+
+class Key(NamedTuple):
+    """What a declaration may say.
+
+    Attributes:
+        kinds: of sources that may say it.
+        example: a whole line.
+        rule: what the value must be.
+        is_valid: whether a value is that.
+    """
+
+    kinds: str
+    example: str
+    rule: str
+    is_valid: Callable[[Any], bool]
+
+
+EVERY = "hub files stdlib"
+KEYS = {
+    "repository": Key(
+        "hub",
+        'repository = "HuggingFaceFW/fineweb-edu"',
+        "OWNER/NAME as the Hub shows it (a folder here is given as files)",
+        lambda value: is_text(value) and re.fullmatch(r"[\w.-]+/[\w.-]+|[\w.-]+", value),
+    ),
+    "files": Key("files", 'files = ["~/papers/*.jsonl.gz"]', "a list of patterns", is_list),
+    "embedded": Key(
+        "stdlib",
+        f'embedded = "{EMBEDDED}"',
+        f"{EMBEDDED}, the only text that is everywhere",
+        lambda value: value == EMBEDDED,
+    ),
+    "leave_out": Key("stdlib", 'leave_out = ["encodings/*"]', "a list of patterns", is_list),
+    "config": Key("hub", 'config = "sample-100BT"', "a string", is_text),
+    "split": Key("hub", 'split = "train"', "a string", is_text),
+    "revision": Key(
+        "hub",
+        f'revision = "{"0123456789" * 4}"',
+        "a commit of 40 hex digits (a branch moves), or left out",
+        lambda value: is_text(value) and re.fullmatch(r"[0-9a-f]{40}", value),
+    ),
+    "text": Key("hub files", 'text = "text"', "a string", is_text),
+    "template": Key(
+        "hub files",
+        'template = "Question: {question}\\nAnswer: {answer}"',
+        "text with columns in braces",
+        is_text,
+    ),
+    "id": Key("hub files", 'id = "id"', "a string", is_text),
+    "validation_fraction": Key(
+        EVERY,
+        "validation_fraction = 0.001",
+        "the share of documents held out, between 0 and 1",
+        lambda value: is_number(value) and 0 < value < 1,
+    ),
+    "hold_out_by": Key(
+        EVERY, 'hold_out_by = "text"', "name or text", lambda value: value in ("name", "text")
+    ),
+    "prompt": Key(EVERY, 'prompt = "The"', "a string", is_text),
+    "compressors": Key(
+        EVERY, "compressors = false", "true or false", lambda value: isinstance(value, bool)
+    ),
+    "max_dropped": Key(
+        EVERY,
+        "max_dropped = 0.5",
+        "a share of rows, from 0 to 1",
+        lambda value: is_number(value) and 0 <= value <= 1,
+    ),
+    "tokens": Key(
+        EVERY,
+        "tokens = 100_000_000_000",
+        "about how many tokens the source has, or left out",
+        lambda value: is_count(value) and isinstance(value, int),
+    ),
+    "max_epochs": Key(
+        EVERY,
+        "max_epochs = 64",
+        'a whole number, at least 1, or "unlimited"',
+        lambda value: value == math.inf or is_count(value),
+    ),
 }
 KINDS = {"repository": "hub", "files": "files", "embedded": "stdlib"}
 
@@ -174,30 +250,23 @@ def declaration(name: str, folders: Sequence[Path]) -> Path:
 
 
 def declared(name: str, folders: Sequence[Path]) -> Source:
-    """The source that NAME.toml in one of the folders declares; CorpusError says what is wrong with it, and what would
-    be right."""
+    """Return the source that NAME.toml in one of the folders declares. Raises CorpusError."""
     path = declaration(name, folders)
+    shown = show_path(path)
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise CorpusError(
-            f"{show_path(path)}: not TOML ({error}); a line looks like: {KEYS['repository'][1]}"
+            f"{shown}: not TOML ({error}); a line looks like: {KEYS['repository'].example}"
         ) from None
     except OSError as error:
-        raise CorpusError(
-            f"{show_path(path)}: cannot be read ({error.strerror}); make it readable"
-        ) from None
+        raise CorpusError(f"{shown}: cannot be read ({error.strerror}); make it readable") from None
     if content.get("max_epochs") == "unlimited":
         content["max_epochs"] = math.inf
-    for key, value in content.items():
-        check_type(path, key, value)
-    kind = kind_of(path, content)
-    for key in content:
-        if kind not in KEYS[key][2].split():
-            raise CorpusError(
-                f"{show_path(path)}: {key} does not go with {given_as(kind)}; leave it out"
-            )
-    check_values(path, content)
+    try:
+        kind = check_content(content)
+    except ValueError as error:
+        raise CorpusError(f"{shown}: {error}") from None
     content.pop("embedded", None)
     values: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in content.items()
@@ -205,82 +274,51 @@ def declared(name: str, folders: Sequence[Path]) -> Source:
     return Source(name=name, kind=kind, **values)
 
 
-def check_type(path: Path, key: str, value: Any) -> None:
-    """Raises CorpusError unless the key exists and has a value of its type."""
-    if key not in KEYS:
-        meant = find_nearest(key, KEYS)
-        raise CorpusError(
-            f"{show_path(path)}: {key} is no key of a source"
-            + (
-                f"; did you mean {meant}, as in {KEYS[meant][1]}?"
-                if meant
-                else f"; there are: {', '.join(KEYS)}"
-            )
-        )
-    kind, example, _ = KEYS[key]
-    right = isinstance(value, kind)
-    if isinstance(value, list):
-        right = kind is list and all(isinstance(item, str) and item for item in value)
-    if kind in (float, int):
-        right = isinstance(value, (int, kind)) and not isinstance(value, bool)
-    if not right or value in ("", []):
-        is_empty = "is empty" if right else f"is {value!r}"
-        raise CorpusError(
-            f"{show_path(path)}: {key} {is_empty}, but must be {TYPES[kind]}; for example: {example}"
-        )
-
-
-def kind_of(path: Path, content: dict[str, Any]) -> str:
-    """Which kind of source the keys make: exactly one of repository, files and embedded."""
+def check_content(content: dict[str, Any]) -> str:
+    """Return the kind of source that the keys make. Raises ValueError with what is wrong."""
+    for key in content:
+        if key not in KEYS:
+            meant = find_nearest(key, KEYS)
+            hint = f"there are: {', '.join(KEYS)}"
+            if meant:
+                hint = f"did you mean {meant}, as in {KEYS[meant].example}?"
+            raise ValueError(f"{key} is no key of a source; {hint}")
     given = [key for key in KINDS if key in content]
     if len(given) != 1:
         what = " and ".join(given) + " are given" if given else "none is given"
-        raise CorpusError(
-            f"{show_path(path)}: a source has one of repository, files and embedded, and {what}; "
-            f"for example: {KEYS['repository'][1]}"
+        raise ValueError(
+            f"a source has one of repository, files and embedded, and {what}; for example: "
+            f"{KEYS['repository'].example}"
         )
-    return KINDS[given[0]]
-
-
-def given_as(kind: str) -> str:
-    """The key that makes a source of this kind."""
-    return next(key for key, value in KINDS.items() if value == kind)
-
-
-def check_values(path: Path, content: dict[str, Any]) -> None:
-    """Raises CorpusError for a value of the right type that cannot be meant."""
-
-    def wrong(key: str, rule: str) -> CorpusError:
-        value = f"{key} = {json.dumps(content[key])}" if key in content else f"{key} is missing; it"
-        return CorpusError(f"{show_path(path)}: {value} {rule}; for example: {KEYS[key][1]}")
-
-    if not 0 < content.get("validation_fraction", 0) < 1:
-        raise wrong(
-            "validation_fraction", "must be the share of documents held out, between 0 and 1"
+    kind = KINDS[given[0]]
+    for key, value in content.items():
+        if kind not in KEYS[key].kinds.split():
+            raise ValueError(f"{key} does not go with {given[0]}; leave it out")
+        check_value(key, value)
+    if "validation_fraction" not in content:
+        wanted = KEYS["validation_fraction"]
+        raise ValueError(
+            f"validation_fraction is missing; it must be {wanted.rule}; for example: {wanted.example}"
         )
-    if not 0 <= content.get("max_dropped", 0.5) <= 1:
-        raise wrong("max_dropped", "must be a share of rows, from 0 to 1")
-    if content.get("tokens", 1) < 1:
-        raise wrong("tokens", "must be about how many tokens the source has, or left out")
-    most = content.get("max_epochs", 1)
-    if not (most >= 1 and (most == math.inf or most == int(most))):
-        raise wrong("max_epochs", 'must be a whole number, at least 1, or "unlimited"')
-    if content.get("embedded", EMBEDDED) != EMBEDDED:
-        raise wrong("embedded", f"must be {EMBEDDED}, the only text that is everywhere")
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+|[\w.-]+", content.get("repository", "a/b")):
-        raise wrong(
-            "repository", "must be OWNER/NAME as the hub shows it (a folder here is given as files)"
-        )
-    if not re.fullmatch(r"[0-9a-f]{40}", content.get("revision", "0" * 40)):
-        raise wrong("revision", "must be a commit of 40 hex digits (a branch moves), or left out")
     if "text" in content and "template" in content:
-        raise wrong("template", "and text are given, and a row's text is made by one of them")
-    if "template" in content:
+        raise ValueError("text and template are given, and a row's text is made by one of them")
+    return kind
+
+
+def check_value(key: str, value: Any) -> None:
+    """Raise ValueError unless a key may have this value."""
+    wanted = KEYS[key]
+    why = ""
+    if wanted.is_valid(value):
+        if key != "template":
+            return
         try:
-            if not template_columns(content["template"]):
-                raise ValueError("it names no column")
+            if template_columns(value):
+                return
+            why = " (it names no column)"
         except ValueError as error:
-            raise wrong("template", f"must be text with columns in braces: {error}") from None
+            why = f" ({error})"
+    raise ValueError(f"{key} = {value!r} must be {wanted.rule}{why}; for example: {wanted.example}")
 
 
 def template_columns(template: str) -> tuple[str, ...]:

@@ -86,6 +86,30 @@ def refused(p: pin.Pinned, at: Cursor = rows.START) -> str:
     return str(raised.value)
 
 
+# ---- The split
+
+
+def test_equal_texts_under_two_names_are_never_on_both_sides_of_a_split_by_text(
+    tmp_path: Path,
+) -> None:
+    twice = [{"id": f"{name} {k}", "text": f"text {k}"} for name in "ab" for k in range(200)]
+    by_name = source(tmp_path, {"a.jsonl": lines(twice)})
+    by_text = source(tmp_path, {"a.jsonl": lines(twice)}, hold_out_by="text")
+    assert by_text.key != by_name.key and by_text.revision == by_name.revision
+
+    def sides(pinned: pin.Pinned) -> dict[str, set[bool]]:
+        found: dict[str, set[bool]] = {}
+        for document in read(pinned):
+            assert isinstance(document, Document)
+            found.setdefault(document.text, set()).add(pinned.holds_out(document.name))
+        return found
+
+    assert sum(len(of_text) == 2 for of_text in sides(by_name).values()) > 20
+    assert all(len(of_text) == 1 for of_text in sides(by_text).values())
+    held_out = sum(of_text == {True} for of_text in sides(by_text).values())
+    assert 20 < held_out < 60  # a fifth of 200
+
+
 # ---- What is right
 
 
