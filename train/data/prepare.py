@@ -46,7 +46,7 @@ from train.data.data_paths import (
     wanted_tokens,
     worth_less,
 )
-from train.data.manifest import SPLITS, DataError, read_manifest
+from train.data.manifest import DataError, read_manifest
 from train.data.near_duplicates import drop_near_duplicates
 from train.data.progress import Progress
 from train.data.shard_writer import Maker, rows_dropped
@@ -196,49 +196,54 @@ def hash_origin(sources: Mapping[str, ShardSet]) -> str:
 def open_sources(
     c: Config, v: Vocabulary, partial: bool = False, folders: Mapping[str, Path] | None = None
 ) -> dict[str, ShardSet]:
-    """The prepared shards of each source of the mixture, checked against the tokenizer and VOCAB_SIZE.
+    """Open the prepared shards of each source, checked against the tokenizer and VOCAB_SIZE. Raises DataError.
 
-    partial: of a source that is being streamed what there is; its manifest must be there. folders: where they are, if
-    not where they would be prepared now.
+    Args:
+        partial: take what there is of a source that is being streamed; its manifest must be there.
+        folders: where they are, if not where they would be prepared now.
     """
     check_tokenizer(c, v)
     opened = {}
     for name in c.mixture:
         folder = folders[name] if folders else source_folder(c, name, v)
-        opened[name] = shards = ShardSet(folder, partial)
+        shards = ShardSet(folder, partial)
         shards.check_vocabulary(v.sha256, c.vocab_size)
-        for split, word in (("train", "training"), ("validation", "validation")):
-            if not shards.total(split, "tokens"):
-                raise DataError(f"{shards.folder}: holds no {word} document; prepare more text")
+        tokens = shards.total("train", "tokens")
+        if not (tokens and shards.total("validation", "tokens")):
+            word = "validation" if tokens else "training"
+            raise DataError(f"{folder}: holds no {word} document; prepare more text")
         if shards.ended and not sum(shards.windows("train", c.seq_len)):
             raise DataError(
-                f"{shards.folder}: holds no training shard of SEQ_LEN + 1 = {c.seq_len + 1} tokens; "
+                f"{folder}: holds no training shard of SEQ_LEN + 1 = {c.seq_len + 1} tokens; "
                 "prepare more, or take a shorter SEQ_LEN"
             )
-        source, have = source_of(c, name), shards.total("train", "tokens")
-        if shards.ended and not is_enough(c, source, shards.manifest["end"], have):
+        source = source_of(c, name)
+        if shards.ended and not is_enough(c, source, shards.manifest["end"], tokens):
             raise DataError(
-                f"{shards.folder}: holds {have} training tokens and {token_limit(c, source)} are asked for; "
+                f"{folder}: holds {tokens} training tokens and {token_limit(c, source)} are asked for; "
                 "run: make data"
             )
+        opened[name] = shards
     return opened
 
 
 def not_begun(c: Config, v: Vocabulary, held_out: Mapping[str, int]) -> str:
-    """The first source of a run that streams which has nothing yet to train on, or fewer validation shards than
-    `held_out` has of it; "" if there is none."""
+    """Return the first source of a run that streams which has too little to begin with; "" if none.
+
+    It needs something to train on, and as many validation shards as `held_out` has of it.
+    """
     for name in c.mixture:
         try:
             manifest, seals = read_manifest(source_folder(c, name, v))
-            trained, validated = (
-                sum(getattr(seal, split) is not None for seal in seals) for split in SPLITS
-            )
-            if manifest["end"] is None and not (trained and validated >= held_out.get(name, 1)):
-                return name
         except FileNotFoundError:
             return name
-        except DataError:  # opening it says what is wrong
-            continue
+        except DataError:
+            continue  # opening it says what is wrong
+        trained = sum(seal.train is not None for seal in seals)
+        validated = sum(seal.validation is not None for seal in seals)
+        is_begun = trained and validated >= held_out.get(name, 1)
+        if manifest["end"] is None and not is_begun:
+            return name
     return ""
 
 
@@ -294,30 +299,26 @@ def maker_of(c: Config, name: str, v: Vocabulary) -> Maker:
 
 def make_source(c: Config, name: str, v: Vocabulary) -> None:
     """Prepare the shards of one source, from wherever an earlier run was killed."""
-    began, maker = time.perf_counter(), maker_of(c, name, v)
-    limit, before = token_limit(c, maker.pinned.source), maker.tokens()
+    began = time.perf_counter()
+    maker = maker_of(c, name, v)
+    limit = token_limit(c, maker.pinned.source)
+    before = maker.tokens()
     files = maker.pinned.files
-    plain = all(file.name.endswith((".jsonl", ".json", ".txt", ".py")) for file in files)
-    with (
-        contextlib.closing(maker.files),
-        Progress(name, limit, [file.bytes for file in files], before, plain) as progress,
-    ):
-        maker.progress = progress.at
-        if (
-            maker.pinned.source.compressors and not maker.compressed_bpb
-        ):  # before the end is written, which is the end
-            maker.compressed_bpb = compressed_bpb(maker)
-        for k in maker.absent():
-            log.info("source %s: making shard %d again, which is not there", name, k)
-            maker.remake(k)
+    maker.progress = Progress(name, limit, [file.bytes for file in files], before).at
+    with contextlib.closing(maker.files):
+        if maker.pinned.source.compressors and not maker.compressed_bpb:
+            maker.compressed_bpb = compressed_bpb(maker)  # written with the end
+        for number in maker.absent():
+            log.info("source %s: making shard %d again, which is not there", name, number)
+            maker.remake(number)
         if not is_enough(c, maker.pinned.source, maker.end, before):
             for _ in maker.make(limit):
                 pass
-        for i in range(
-            len(maker.pinned.files)
-        ):  # the limit may end in the middle of one, with another fetched ahead
-            maker.files.done(i)
-    seconds, made = time.perf_counter() - began, maker.tokens() - before
+        # The limit may be reached in the middle of a file, with another one downloaded ahead.
+        for number in range(len(files)):
+            maker.files.done(number)
+    seconds = time.perf_counter() - began
+    made = maker.tokens() - before
     log.info(
         "source %s: %d documents, %.2fM training tokens; rows dropped: %s; %.1f s, %.2fM tokens/s",
         name,
@@ -333,20 +334,17 @@ def make_source(c: Config, name: str, v: Vocabulary) -> None:
 
 
 def compressed_bpb(maker: Maker) -> dict[str, float]:
-    """Bits per byte that general compressors need for the held-out documents, all in one file."""
-    held_out = b"".join(
-        item.text.encode()
-        for item in maker.read(maker.pinned, maker.files)
-        if isinstance(item, Document) and maker.pinned.holds_out(item.name)
-    )
-    return (
-        {
-            "gzip -9": 8 * len(gzip.compress(held_out, 9, mtime=0)) / len(held_out),
-            "xz -9": 8 * len(lzma.compress(held_out, preset=9)) / len(held_out),
-        }
-        if held_out
-        else {}
-    )
+    """Return the bits per byte that general compressors need for the held-out documents, all in one file."""
+    held_out = bytearray()
+    for item in maker.read(maker.pinned, maker.files):
+        if isinstance(item, Document) and maker.pinned.holds_out(item.name):
+            held_out += item.text.encode()
+    if not held_out:
+        return {}
+    return {
+        "gzip -9": 8 * len(gzip.compress(held_out, 9, mtime=0)) / len(held_out),
+        "xz -9": 8 * len(lzma.compress(held_out, preset=9)) / len(held_out),
+    }
 
 
 # ---------------------------------------------------------------------------------------------------
