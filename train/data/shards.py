@@ -288,9 +288,8 @@ class ShardSet:
         facts = (layout, width * tokens + HEADER_BYTES, tokens, documents)
         if facts != (FORMAT, size, info.tokens, info.documents):
             return (
-                f"header says format {layout}, {tokens} tokens of {width} bytes in {documents} "
-                f"documents, but the manifest says {info.tokens} tokens in {info.documents} documents "
-                f"and {size} bytes; {remedy}"
+                f"header says format {layout}, {tokens} tokens of {width} bytes, {documents} documents, "
+                f"but the manifest says {info.tokens} tokens, {info.documents} documents; {remedy}"
             )
         if tokenizer.hex() != self.tokenizer_sha256:
             return (
@@ -328,12 +327,9 @@ class ShardSet:
         return self._open[key].read(spans)
 
     def tokens(self, split: str, shard: int) -> np.ndarray:
-        """Return (n_tokens,) ids of a shard, memory-mapped, for commands that go once through everything."""
-        self.verified(split, shard)
-        info = self.shards[split][shard]
-        path = self.folder / info.file
-        mapped = np.memmap(path, dtype_of(info), "r", HEADER_BYTES, (info.tokens,))
-        return mapped.view(np.ndarray)  # a slice of a memmap costs more than its copy
+        """Return all tokens of a shard: (n_tokens,). Raises DataError."""
+        (ids,) = self.read(split, shard, [(0, self.shards[split][shard].tokens)])
+        return ids
 
     def verified(self, split: str, shard: int) -> Stamp:
         """Wait until the hash of a shard is found right. Returns the stamp that the file had. Raises DataError."""

@@ -59,14 +59,12 @@ class Task:
     Attributes:
         rows: how many there are.
         short: rows none of whose strings has 13 words.
-        incomparable: short rows that do not have even 8 words.
     """
 
     name: str
     file: Path
     rows: int
     short: int
-    incomparable: int
     texts: list[Text]
 
 
@@ -130,7 +128,7 @@ def name_task(file: Path, bundle: Path, stems: collections.Counter[str]) -> str:
 def read_task(name: str, file: Path, content: bytes) -> Task:
     """Read the rows of a task, JSON lines. Raises DataError."""
     texts = []
-    rows = short = incomparable = 0
+    rows = short = 0
     for number, line in enumerate(content.splitlines(), 1):
         if not line.strip():
             continue
@@ -143,7 +141,6 @@ def read_task(name: str, file: Path, content: bytes) -> Task:
         strings = [split_words(string) for string in list_strings(row)]
         compared = choose_strings(strings)
         short += all(len(words) < RUN_WORDS for words in strings)
-        incomparable += not compared
         for words in compared:
             length = min(RUN_WORDS, len(words))
             texts.append(
@@ -151,7 +148,7 @@ def read_task(name: str, file: Path, content: bytes) -> Task:
             )
     if not rows:
         raise DataError(f"{file}: holds no row; {REMEDY}")
-    return Task(name, file, rows, short, incomparable, texts)
+    return Task(name, file, rows, short, texts)
 
 
 def list_strings(value: Any) -> Iterator[str]:

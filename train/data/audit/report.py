@@ -25,9 +25,8 @@ from train.console import start_logging
 from train.data import prepare
 from train.data.audit import report_text
 from train.data.audit.contamination import RunTable, read_tasks
-from train.data.audit.scan import Documents, Source, read_source
+from train.data.audit.scan import Source, read_source
 from train.data.manifest import SPLITS, DataError
-from train.data.near_duplicates import REASON
 from train.data.shards import ShardSet
 from train.data.tokenizer import Vocabulary
 
@@ -35,8 +34,6 @@ log = logging.getLogger(__name__)
 
 QUANTILES = (0, 1, 10, 25, 50, 75, 90, 99, 100)  # percent of the documents
 SEQUENCES = 10
-DROPPED_EXAMPLES = 5
-BEGINNING_TOKENS = 400  # of the most frequent document
 
 
 def make_report(config: Config) -> dict[str, Any]:
@@ -60,7 +57,6 @@ def make_report(config: Config) -> dict[str, Any]:
                 "file": str(task.file),
                 "rows": task.rows,
                 "short": task.short,
-                "incomparable": task.incomparable,
             }
             for task in tasks
         },
@@ -80,15 +76,6 @@ def describe_source(config: Config, v: Vocabulary, source: Source) -> dict[str, 
     """Return the part of the report on one source, without what it shares with others."""
     shards = source.shards
     manifest = shards.manifest
-    dropped = {
-        reason: {
-            "documents": count,
-            "examples": [row for row in manifest["dropped_examples"] if row["reason"] == reason][
-                :DROPPED_EXAMPLES
-            ],
-        }
-        for reason, count in manifest["dropped"].items()
-    }
     splits = {}
     for split, documents in source.documents.items():
         tokens = shards.total(split, "tokens")
@@ -99,7 +86,7 @@ def describe_source(config: Config, v: Vocabulary, source: Source) -> dict[str, 
             "tokens": tokens,
             "text_bytes": text_bytes,
             "bytes_per_token": text_bytes / tokens,
-            "duplicates": find_duplicates(v, shards, split, documents),
+            "duplicates": count_repeated(find_repeated(documents.hashes), documents.lengths),
             "near_duplicates": count_repeated(documents.is_near, documents.lengths),
             "length_quantiles": dict(zip(map(str, QUANTILES), quantiles.tolist(), strict=True)),
             "windows": draw_sequences(config, v, shards, split),
@@ -109,29 +96,20 @@ def describe_source(config: Config, v: Vocabulary, source: Source) -> dict[str, 
         "folder": str(shards.folder),
         "revision": manifest["revision"],
         "documents_read": manifest["documents"] + sum(manifest["dropped"].values()),
-        "dropped": dropped,
-        "near_duplicates_left_out": manifest["dropped"].get(REASON, 0),
+        "dropped": manifest["dropped"],
+        "dropped_examples": manifest["dropped_examples"],
         "splits": splits,
         "validation_in_train": int(np.isin(validation, train).sum()),
         "validation_near_train": source.validation_near_train,
     }
 
 
-def find_duplicates(
-    v: Vocabulary, shards: ShardSet, split: str, documents: Documents
-) -> dict[str, Any]:
-    """Count documents that are equal to an earlier one, and show the most frequent."""
-    _, firsts, counts = np.unique(documents.hashes, return_index=True, return_counts=True)
-    is_repeated = np.ones(len(documents.hashes), dtype=bool)
+def find_repeated(hashes: np.ndarray) -> np.ndarray:
+    """Tell which documents are equal to an earlier one: (documents,) bool. hashes: (documents,) uint64."""
+    _, firsts = np.unique(hashes, return_index=True)
+    is_repeated = np.ones(len(hashes), dtype=bool)
     is_repeated[firsts] = False
-    worst = None
-    if is_repeated.any():
-        number = firsts[counts == counts.max()].min()
-        begin = int(documents.lengths[:number].sum())
-        length = min(int(documents.lengths[number]) - 1, BEGINNING_TOKENS)
-        text = read_sequence(v, shards, split, begin + 1, length)["text"]
-        worst = {"count": int(counts.max()), "text": text[:80]}
-    return count_repeated(is_repeated, documents.lengths) | {"worst": worst}
+    return is_repeated
 
 
 def count_repeated(is_repeated: np.ndarray, lengths: np.ndarray) -> dict[str, Any]:
@@ -159,7 +137,8 @@ def read_sequence(
     while position >= infos[number].tokens:
         position -= infos[number].tokens
         number += 1
-    ids = shards.tokens(split, number)[position : position + length]
+    end = min(position + length, infos[number].tokens)
+    (ids,) = shards.read(split, number, [(position, end)])
     return {
         "shard": infos[number].file,
         "token": position,

@@ -100,7 +100,7 @@ def render_sources(sources: Report, number: int) -> Iterator[str]:
         yield f"{name[:24]:25}" + "".join(f"{lengths[key]:>9,}" for key in SHOWN_QUANTILES)
     yield ""
     for name, source in sources.items():
-        counts = {reason: dropped["documents"] for reason, dropped in source["dropped"].items()}
+        counts = source["dropped"]
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in counts.items() if count)
         total = f"{sum(counts.values()):,} of {source['documents_read']:,}"
         yield f"Dropped rows of {name}: {total} ({reasons or 'none'})"[:COLUMNS]
