@@ -13,19 +13,20 @@ training; while a run streams, its producer is (producer.py).
 
 import contextlib
 import dataclasses
-import fcntl
 import functools
 import gzip
 import hashlib
 import itertools
 import logging
 import lzma
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from record.durable import make_printable
+from record.locks import take_lock
 from settings import SettingsError
 from settings.config import Config
 from train.console import for_terminals, start_logging
@@ -355,11 +356,9 @@ def one_at_a_time(folder: Path) -> Iterator[None]:
     """Hold a folder of DATA_DIR against another process that prepares there."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not take_lock(lock, patience_s=0):
             log.info("another process prepares data in %s; waiting for it", folder)
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            take_lock(lock, patience_s=math.inf)
         yield
 
 

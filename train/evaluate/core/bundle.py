@@ -8,7 +8,6 @@ What is no bundle, such as an error page, is never kept; its size and first byte
 """
 
 import csv
-import fcntl
 import hashlib
 import io
 import logging
@@ -21,6 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from train.data.data_paths import core_bundle_path
+from train.data.prepare import one_at_a_time
 from train.data.sources.content import digest_of, looks_like
 from train.data.sources.fetch import download
 from train.data.sources.hub import DISK, PASSES, SILENCE_S, Again, ask_until
@@ -174,9 +174,7 @@ def bring(setting: str, path: Path) -> None:
     try:
         if is_whole(path, sha256):  # also where nothing can be written
             return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path.with_suffix(".lock"), "a", encoding="utf-8") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with one_at_a_time(path.parent):
             if not is_whole(path, sha256):  # or another process was faster
                 replace(path, url, sha256)
     except OSError as error:

@@ -164,19 +164,32 @@ def references(tables: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str,
     return found
 
 
+ROW = "{:<33}{:>6}{:>7}{:>10}{:>10}{:>20}{:>13}{:>13}"
+
+
 def format_table(result: Result, others: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
     """Return lines: each task, CORE, and what the reader must know about them."""
+
+    def format_row(label: str, *cells: str) -> str:
+        gpt2 = [format_number(others[model].get(label)) for model in SHOWN]
+        return ROW.format(label, *cells, *gpt2)
+
     gpt2 = [f"GPT-2 {SIZES[model]}" for model in SHOWN]
-    rows = [["task", "shots", "n", "accuracy", "centered", "95% interval", *gpt2]]
-    extra = [label for label in result.scores if label not in CORE_TASKS]
-    for label in [*CORE_TASKS, *extra]:
-        name = f"{label} (not of CORE)" if label in extra else label
-        rows.append([name, *format_score(result.scores.get(label)), *format_others(label, others)])
-    rows += format_mean(result, others)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for first, *rest in rows:
-        cells = [cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True)]
-        yield "  ".join([first.ljust(widths[0]), *cells]).rstrip()
+    yield ROW.format("task", "shots", "n", "accuracy", "centered", "95% interval", *gpt2)
+    for label in CORE_TASKS:
+        yield format_row(label, *format_score(result.scores.get(label)))
+    for label, score in result.scores.items():
+        if label not in CORE_TASKS:
+            yield format_row(f"{label} (not of CORE)", *format_score(score))
+    count = str(len(result.counted))
+    span = ""
+    if result.partial is not None and result.margin is not None:
+        low, high = result.partial - result.margin, result.partial + result.margin
+        span = f"{low:.4f} to {high:.4f}"
+    core_span = "" if result.lacking else span
+    yield format_row("CORE", "", count, "", format_number(result.core), core_span)
+    if result.lacking:
+        yield format_row("core_partial", "", count, "", format_number(result.partial), span)
     for label, why in result.lacking.items():
         yield f"missing: {label}: {why}"
     for label, score in result.scores.items():
@@ -194,24 +207,6 @@ def format_score(score: Score | None) -> list[str]:
         f"{score.centred:.4f}",
         "{:.4f} to {:.4f}".format(*score.interval),
     ]
-
-
-def format_others(label: str, others: Mapping[str, Mapping[str, float]]) -> list[str]:
-    return [format_number(others[model].get(label)) for model in SHOWN]
-
-
-def format_mean(result: Result, others: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
-    """Return the row of CORE; if tasks are missing, also that of the mean of the rest."""
-    count = str(len(result.counted))
-    span = ""
-    if result.partial is not None and result.margin is not None:
-        low, high = result.partial - result.margin, result.partial + result.margin
-        span = f"{low:.4f} to {high:.4f}"
-    core = ["CORE", "", count, "", format_number(result.core)]
-    if not result.lacking:
-        return [[*core, span, *format_others("CORE", others)]]
-    partial = ["core_partial", "", count, "", format_number(result.partial), span, "", ""]
-    return [[*core, "", *format_others("CORE", others)], partial]
 
 
 def format_number(value: float | None) -> str:
