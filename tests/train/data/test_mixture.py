@@ -146,14 +146,6 @@ def test_the_vectorised_permutation_equals_the_one_in_plain_integers() -> None:
         assert got.tolist() == [permuted(i, n, key) for i, key in zip(positions, keys, strict=True)]
 
 
-def test_two_keys_give_two_permutations_that_look_shuffled() -> None:
-    a, b = (permute(np.arange(10_000), 10_000, key_of(k)) for k in (1, 2))
-    assert (a == b).sum() < 10 and (a == np.arange(10_000)).sum() < 10  # one is expected by chance
-    for order in (a, b):
-        assert abs(np.corrcoef(order, np.arange(10_000))[0, 1]) < 0.05  # five standard deviations
-        assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 0.05
-
-
 # ---- The order
 
 
@@ -230,12 +222,6 @@ def test_ranks_that_do_not_divide_the_batch_are_refused(split: dict[str, int]) -
         sample_range(0, 48, **split)
 
 
-def test_every_hundred_samples_have_the_exact_shares() -> None:
-    source = mixture().locate(np.arange(5000)).source.reshape(-1, 100)
-    assert {tuple(np.bincount(block)) for block in source} == {(65, 34, 1)}
-    assert len({tuple(block) for block in source}) == 50  # and each its own order
-
-
 def test_weights_count_by_their_ratio() -> None:
     double = Mixture(WINDOWS, {name: 2 * weight for name, weight in WEIGHTS.items()}, 7, 2)
     assert located(double, range(500)) == located(mixture(), range(500))
@@ -256,24 +242,6 @@ def test_each_window_comes_once_an_epoch() -> None:
             seen = [place for e, place in mine if e == epoch]
             assert len(seen) == len(everything) and set(seen) == everything
         assert len({place for e, place in mine if e == epochs[-1]}) == epochs.count(epochs[-1])
-
-
-def test_groups_of_shards_follow_one_another_and_are_shuffled_within() -> None:
-    shards = [15, 20, 40, 30, 50, 20, 10]
-    m = Mixture({"only": shards}, {"only": 1}, 7, 2)
-    order = [(shard, window) for _, _, shard, window in located(m, range(2 * 185))]
-    for epoch in (order[:185], order[185:]):
-        parts = epoch[:15], epoch[15:35], epoch[35:105], epoch[105:175], epoch[175:]
-        assert [sorted({shard for shard, _ in part}) for part in parts] == [
-            [0],
-            [1],
-            [2, 3],
-            [4, 5],
-            [6],
-        ]
-        changes = sum(a != b for (a, _), (b, _) in itertools.pairwise(parts[2]))
-        assert changes > 20  # two shards after one another would have one
-    assert order[:185] != order[185:]
 
 
 def test_epochs_seeds_and_sources_have_orders_of_their_own() -> None:

@@ -134,14 +134,6 @@ def test_memory_is_that_of_the_keys() -> None:
 # ---- Leaving them out
 
 
-def test_batches_have_about_as_many_characters_and_all_rows(monkeypatch):
-    monkeypatch.setattr(near_duplicates, "BATCH_CHARACTERS", 10)
-    rows = rows_of(["abcd"] * 30)
-    batches = list(near_duplicates.split_batches(rows))
-    assert list(itertools.chain(*batches)) == rows
-    assert [sum(isinstance(row, Document) for row in batch) for batch in batches] == [3] * 10 + [0]
-
-
 def rows_of(texts: list[str]) -> list[Document | Dropped]:
     rows: list[Document | Dropped] = []
     for k, text in enumerate(texts):

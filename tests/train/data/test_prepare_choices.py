@@ -224,23 +224,3 @@ def test_of_a_source_that_is_still_being_made_nothing_is_known(
     declare_most(a="")
     assert refusal(c, {"a": shards_of(10_000, ended=False)}) == ""
     assert "a is repeated" in refusal(c, {"a": shards_of(10_000)})
-
-
-def test_the_labs_mixture_starts_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    """65/34/1 of 100 billion tokens: a usmle of 2.0 million tokens is seen about 500 times."""
-    c = Config.load({"PRESET": "xlarge-8xa100"})
-    assert c.mixture == {"fineweb-edu": 65, "finepdfs": 34, "usmle": 1} and c.train_tokens == 10**11
-    sources = {
-        "fineweb-edu": shards_of(65 * 10**9),
-        "finepdfs": shards_of(34 * 10**9),
-        "usmle": shards_of(2_000_000),
-    }
-    assert [
-        round(prepare.planned_epochs(c, shards, name), 2) for name, shards in sources.items()
-    ] == [1, 1, 500.29]
-    assert refusal(c, sources) == ""
-    whole = 190_735 * 524_288
-    assert caplog.messages == [
-        f"warning: usmle is repeated 500.3 times: 1% of {whole:,} tokens are "
-        f"{round(whole / 100):,}, and it has 1,998,848, as its max_epochs allows"
-    ]

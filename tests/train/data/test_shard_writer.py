@@ -7,8 +7,6 @@ import itertools
 import json
 import math
 import random
-import subprocess
-import sys
 import tracemalloc
 from pathlib import Path
 
@@ -16,7 +14,6 @@ import numpy as np
 import pytest
 import xxhash
 
-from settings import ROOT
 from train.data import tokenizer
 from train.data.document_index import read_index
 from train.data.manifest import DataError, Seal, ShardInfo
@@ -330,45 +327,3 @@ def test_a_million_null_rows_in_a_row_take_no_memory(papers, v, tmp_path):
     tracemalloc.stop()
     assert made.dropped.counts == {"null": 10**6} and made.seals[-1].documents == 1
     assert peak < 2e6  # bytes
-
-
-MEASURED = """
-import math, resource, sys
-from pathlib import Path
-from train.data import tokenizer
-from train.data.sources.fetch import Files
-from train.data.sources.pin import pin
-from train.data.sources.source import Source
-from train.data.shard_writer import Maker
-folder = Path(sys.argv[1])
-v = tokenizer.load(folder / "tokenizer.json")
-p = pin(Source("papers", "files", 0.2, files=(str(folder / "*.jsonl"),)), folder / "data")
-maker = Maker(p, v, folder / "made", 1_000_000, Files(p, folder))
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-for _ in maker.make(math.inf):
-    pass
-print(sum(seal.documents for seal in maker.seals), (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.fault(29)
-def test_documents_of_50_mb_beside_tiny_ones_take_bounded_memory(v, tmp_path):
-    """Of words; tests/faults/test_data.py has one without a blank."""
-    unit = "abcd efgh "
-    (tmp_path / "tokenizer.json").write_text(v.tokenizer.to_str())
-    huge = json.dumps({"text": unit * (50 * 2**20 // len(unit))}) + "\n"
-    tiny = "".join(json.dumps({"text": f"abcd {i}"}) + "\n" for i in range(5000))
-    (tmp_path / "a.jsonl").write_text(tiny + huge + huge + tiny)
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURED, str(tmp_path)],
-        cwd=ROOT,
-        text=True,
-        check=True,
-        capture_output=True,
-    )
-    count, used = map(int, done.stdout.split())
-    assert count == 10_002
-    assert used < 1.2e9, (
-        used
-    )  # a text of 50 MB is held as a line, as text and as ids, and a batch of 4 MB is encoded

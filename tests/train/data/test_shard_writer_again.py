@@ -98,34 +98,6 @@ def test_a_limit_that_was_lowered_below_what_is_sealed_ends_there(papers, v, tmp
 # ---- Killed
 
 
-def test_killed_at_any_write_it_ends_with_the_same_bytes(papers, v, tmp_path, monkeypatch):
-    monkeypatch.setattr(tokenizer, "BATCH_BYTES", 300)
-    make(papers, v, tmp_path / "once")
-    undisturbed, differing = content(tmp_path / "once"), []
-    for point in itertools.count():
-        folder = tmp_path / f"killed {point}"
-        if not killed_at(point, partial(make, papers, v, folder)):
-            break
-        make(papers, v, folder)
-        if content(folder) != undisturbed:
-            differing.append(point)
-    assert differing == []
-    assert point >= 4 * len(undisturbed)  # each file is flushed and renamed
-
-
-def test_killed_again_and_again_it_ends_with_the_same_bytes(papers, v, tmp_path):
-    make(papers, v, tmp_path / "once")
-    # Less, and some shards with all that is to be cleared away before take longer.
-    for every in (33, 36, 41):
-        attempts = next(
-            attempt
-            for attempt in range(100)
-            if not killed_at(every, partial(make, papers, v, tmp_path / f"killed {every}"))
-        )
-        assert attempts >= 2
-        assert content(tmp_path / f"killed {every}") == content(tmp_path / "once")
-
-
 @pytest.mark.parametrize("first", [1000, 2000])
 def test_killed_at_any_write_behind_a_raised_limit_it_ends_with_the_same_bytes(
     papers, v, tmp_path, first

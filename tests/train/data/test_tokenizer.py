@@ -89,13 +89,6 @@ def test_a_special_token_stands_for_no_bytes_and_is_never_made_from_text(
         assert not set(special) & set(vocabulary.encode(f"a{token}b {token}"))
 
 
-def test_many_texts_at_once_give_what_each_gives_alone(vocabulary: Vocabulary) -> None:
-    texts = AWKWARD + some_text()
-    assert [ids.tolist() for ids in vocabulary.encode_all(texts)] == [
-        vocabulary.encode(text) for text in texts
-    ]
-
-
 def test_no_token_spans_two_words_or_more_than_three_digits(vocabulary: Vocabulary) -> None:
     spelled = [vocabulary.decode([i]) for i in range(len(SPECIAL_TOKENS), vocabulary.size)]
     assert sum(len(token) > 2 for token in spelled) > 20  # merges were learnt

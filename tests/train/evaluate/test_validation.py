@@ -22,7 +22,6 @@ from train.data.shards import ShardSet, write_shard
 from train.distributed.world import World
 from train.evaluate.scoring import OutOfTime, ScoringFailed, alarm
 from train.evaluate.validation import Evaluator
-from train.model.generate import continue_text
 from train.model.model import build
 
 ALONE = World(0, 0, 0, 1, torch.device("cpu"), "CPU", "here")
@@ -231,45 +230,6 @@ def test_an_evaluation_keeps_nothing_for_backward(parts) -> None:
 def test_an_interrupted_evaluation_gives_no_number(parts) -> None:
     c, _, _, evaluator = parts
     assert evaluator(build(c, ALONE.device), interrupted=lambda: True) is None
-
-
-def test_a_sample_continues_its_prompt_and_repeats_with_its_seed(parts) -> None:
-    c, vocabulary, _, _ = parts
-    model = build(c, ALONE.device)
-    one = continue_text(model, vocabulary, "abcd ", 40, seed=1)
-    assert one.startswith("abcd ") and len(one) > len("abcd ")
-    assert one == continue_text(model, vocabulary, "abcd ", 40, seed=1)
-    assert one != continue_text(model, vocabulary, "abcd ", 40, seed=2)
-
-
-def test_greedy_sampling_takes_the_likeliest_token_each_time(parts) -> None:
-    c, vocabulary, _, _ = parts
-    model = build(c, ALONE.device)
-    ids = [vocabulary.end_of_text, *vocabulary.encode("abcd")]
-    with torch.no_grad():
-        for _ in range(10):
-            ids.append(int(model(torch.tensor([ids]))[0, -1].argmax()))
-    expected = (
-        ids[1:]
-        if vocabulary.end_of_text not in ids[1:]
-        else ids[1 : ids.index(vocabulary.end_of_text, 1)]
-    )
-    assert continue_text(model, vocabulary, "abcd", 10, seed=0, temperature=0) == vocabulary.decode(
-        expected
-    )
-
-
-@pytest.mark.parametrize(
-    "vocab_size", [640, 513]
-)  # of which 512 are the tokenizer's; 513 is padded to 640
-def test_rows_without_a_token_are_never_sampled(parts, vocab_size: int) -> None:
-    c, vocabulary, _, _ = parts
-    wide = dataclasses.replace(c, vocab_size=vocab_size)
-    model = build(wide, ALONE.device)
-    with torch.no_grad():  # make the padding rows by far the likeliest
-        model.lm_head.weight[512:] = 100 * model.lm_head.weight[512:].sign()
-    text = continue_text(model, vocabulary, "abcd", 30, seed=3)
-    assert all(i < 512 for i in vocabulary.encode(text))
 
 
 # ---- What goes wrong

@@ -6,13 +6,11 @@ import json
 import logging
 import math
 import random
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from settings import ROOT
 from settings.config import Config
 from train.data import prepare, tokenizer
 from train.data.audit import report, report_text, scan
@@ -22,7 +20,6 @@ from train.data.shards import ShardSet, write_shard
 from train.data.tokenizer import Vocabulary
 from train.data.word_hashes import hash_documents
 
-SHARED = ROOT.parent / "shared" / "data"
 CONTROL = "\x1b[31m é\ttab\n"
 Texts = dict[str, list[list[str]]]  # split -> shards -> documents
 
@@ -402,54 +399,3 @@ def test_a_bad_setting_ends_with_64_and_bad_data_with_78(config, tmp_path, monke
 
 
 # ---- Real text
-
-
-def rows_of(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_bytes().splitlines()]
-
-
-def grams_of(string: str) -> set[tuple[str, ...]]:
-    words = "".join(ch for ch in string.lower() if ch.isalnum() or ch.isspace()).split()
-    return {tuple(words[i : i + 13]) for i in range(len(words) - 12)}
-
-
-@pytest.mark.skipif(not SHARED.is_dir(), reason="needs ../shared/data")
-def test_rows_touched_on_real_text_are_those_of_plain_sets(make, tmp_path):
-    """Half of the MedQA rows as the usmle source renders them, and web pages, against MedQA and tasks of CORE."""
-    v = tokenizer.load(SHARED / "tokenizers" / "gpt2" / "tokenizer.json")
-    medqa = rows_of(SHARED / "medical" / "medqa_4options_test_even.jsonl")
-    web = [row["text"] for row in rows_of(SHARED / "web" / "dclm_majority.jsonl")]
-    texts = [
-        f"Question: {r['question']}\nA. {r['options']['A']}\nAnswer: {r['answer']}"
-        for r in medqa[::2]
-    ] + web
-    shards = shard_set(
-        tmp_path / "usmle", v, {"train": [texts[::3], texts[1::3]], "validation": [texts[2::3]]}
-    )
-    tasks = tmp_path / "tasks"
-    for name in ("medical", "eval/core_small"):
-        shutil.copytree(SHARED / name, tasks / name)
-    found = make({"usmle": shards}, v, core_bundle=str(tasks), vocab_size=50304)
-    read = set().union(*map(grams_of, texts))
-    assert len(found["tasks"]) == 12
-    for name, task in found["tasks"].items():
-        rows = rows_of(Path(task["file"]))
-        plain = [set().union(*map(grams_of, strings_in(row))) for row in rows]
-        of = found["compared"]["usmle"]["tasks"][name]
-        assert of["rows"] == len(rows) and task["short"] == sum(not grams for grams in plain)
-        touched = sum(bool(grams & read) for grams in plain)
-        assert touched <= of["rows_touched"] <= touched + task["short"]
-        if not task["short"]:
-            assert of["grams_found"] == len(set().union(*plain) & read)
-        assert (touched > 318) == (name == "medqa_4options_test_even")
-    assert "questions of medqa_4options_test_even. Results on it mean" in found["warnings"][0]
-
-
-def strings_in(value: object) -> list[str]:
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, list):
-        return [text for part in value for text in strings_in(part)]
-    return []

@@ -191,20 +191,6 @@ def test_pauses_grow_with_jitter_and_are_bounded_in_number_and_time(slept: list[
 
 
 @pytest.mark.fault(12)
-def test_the_hubs_own_wait_is_honoured_and_refused_when_it_is_too_long(slept: list[float]) -> None:
-    assert (
-        asking.ask("a/b", "it", failing(asking.Again("it answers 429", after_s=30), times=2))
-        == "answer"
-    )
-    assert slept == [30, 30]
-    with pytest.raises(
-        CorpusError, match="it answers 429, and it asks to wait 3600 s; asked 1 times"
-    ):
-        asking.ask("a/b", "it", failing(asking.Again("it answers 429", after_s=3600)))
-    assert slept == [30, 30]
-
-
-@pytest.mark.fault(12)
 @pytest.mark.parametrize(
     ("error", "said"),
     [
@@ -238,24 +224,6 @@ def test_what_asking_again_cannot_help_is_not_asked_again(
             failing(came_from(KeyError("x"), error) if isinstance(error, ValueError) else error),
         )
     assert slept == []
-
-
-@pytest.mark.fault(12)
-@pytest.mark.parametrize(
-    "error",
-    [
-        ConnectionError("refused"),
-        TimeoutError(),
-        OSError("short"),
-        RuntimeError("xet"),
-        json.JSONDecodeError("no JSON", "<html>", 0),
-        came_from(ValueError("see above"), ConnectionError("refused")),
-        came_from(FileNotFoundError("not here either"), TimeoutError("silence")),
-    ],
-)
-def test_what_may_pass_is_asked_again(slept: list[float], error: Exception) -> None:
-    assert asking.ask("a/b", "it", failing(error, times=2)) == "answer"
-    assert len(slept) == 2
 
 
 # ---- Against a hub

@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from settings import ROOT
-from tests.conftest import SHARED
 from train.data.sources import fetch, formats, pin, rows
 from train.data.sources.rows import REASONS, Cursor, Document, Dropped, documents
 from train.data.sources.source import CorpusError, Source
@@ -404,47 +403,3 @@ def test_memory_is_bounded_by_a_document_and_not_by_the_file(
         ).stdout
         count, kib = map(int, out.split())
         assert count == len(of) and kib * 1024 < most_mb * 1e6, (name, kib)
-
-
-needs_shared = pytest.mark.skipif(
-    not SHARED.exists(), reason="no text of others beside the repository (shared/data)"
-)
-
-
-@needs_shared
-@pytest.mark.parametrize(
-    ("pattern", "keys", "count", "empty"),
-    [
-        ("web/dclm_majority.jsonl", {}, 499, 0),
-        ("web/*.json.gz", {}, None, None),
-        ("pdf/pdf_text.jsonl", {}, None, None),
-        ("prose/classics_small.jsonl", {}, 6, 0),
-        (
-            "medical/medqa_4options_test_even.jsonl",
-            {"template": "{question}\n{options[A]}\n{answer}"},
-            None,
-            0,
-        ),
-    ],
-)
-def test_real_files_give_what_plain_python_reads_from_them(
-    tmp_path: Path, pattern: str, keys: dict, count: int | None, empty: int | None
-) -> None:
-    p = pin.pin(Source("real", "files", 0.1, files=(str(SHARED / pattern),), **keys), tmp_path)
-    found = read(p)
-    expected = []
-    for file in p.files:
-        with gzip.open(file.name, "rt") if file.name.endswith("gz") else open(file.name) as content:
-            expected += [json.loads(line) for line in content]
-    template = keys.get("template", "{text}")
-    assert len(found) == len(expected) and count in (None, len(found))
-    for item, row in zip(found, expected, strict=True):
-        if isinstance(item, Document):
-            assert item.text == template.format(**row) and item.text.strip()
-        else:
-            assert item.reason in ("empty", "nul") and (
-                not row["text"].strip() or "\0" in row["text"]
-            )
-    assert empty in (None, len(dropped(found)))
-    cut = found[len(found) // 2]
-    assert read(p, cut.at) == found[len(found) // 2 :]
