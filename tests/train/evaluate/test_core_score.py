@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from settings.config import Config
 from tests.core_bundle import TASKS, make_folder
+from tests.train.model.test_model import hugging_face
 from train.data import prepare
 from train.data.tokenizer import Vocabulary
 from train.distributed.world import World
@@ -56,6 +58,63 @@ def asked(parts: Parts, label: str) -> tuple[Task, list[Question]]:
     task = next(task for task in bundle.tasks if task.label == label)
     examples = bundle.examples(task)
     return task, list(questions(task, examples, range(len(examples)), v, c.seq_len))
+
+
+@torch.no_grad()
+def by_hugging_face(other: torch.nn.Module, choice: Choice) -> ChoiceScore:
+    """Nats of the scored tokens of a text by itself, how many, and whether greedy decoding gives them."""
+    tokens = torch.tensor(choice.tokens.tolist())
+    logits = other(tokens[None]).logits[0, choice.start - 1 : -1].double()
+    answer = tokens[choice.start :]
+    return ChoiceScore(
+        F.cross_entropy(logits, answer, reduction="sum").item(),
+        len(answer),
+        bool((logits.argmax(1) == answer).all()),
+    )
+
+
+CHOICES = {"copa": 3, "piqa": 3, "winograd": 2, "jeopardy": 1}
+
+
+@pytest.mark.parametrize("label", TASKS)
+def test_log_likelihoods_are_those_of_hugging_face(parts: Parts, label: str) -> None:
+    c, model, _, _ = parts
+    task, found = asked(parts, label)
+    other = hugging_face(model, c)
+    right = 0
+    for batch in (found[:5], found[5:]):
+        for question, ours in zip(batch, score_choices(model, batch, CPU), strict=True):
+            theirs = [by_hugging_face(other, choice) for choice in question.choices]
+            assert len(ours) == CHOICES[label]
+            for (nats, count, likeliest), expected in zip(ours, theirs, strict=True):
+                assert (
+                    nats == pytest.approx(expected[0], abs=1e-4)
+                    and (count, likeliest) == expected[1:]
+                )
+            means = [nats / count for nats, count, _ in theirs]
+            right += (
+                theirs[0][2] if label == "jeopardy" else means.index(min(means)) == question.gold
+            )
+            assert is_right(task, question, ours) == is_right(task, question, theirs)
+    if label == "piqa":  # two shots: some are longer than the context
+        assert 0 < sum(question.cropped for question in found) < len(found)
+        assert any(len({choice.cut for choice in question.choices}) > 1 for question in found)
+    assert Core(c, parts[3], parts[2], ALONE, 0)(model)[label].right == right
+
+
+def test_what_is_greedily_decoded_counts_as_right(parts: Parts) -> None:
+    c, model, _, _ = parts
+    other, tokens = hugging_face(model, c), [0, 5, 9]
+    for _ in range(3):
+        tokens.append(int(other(torch.tensor([tokens])).logits[0, -1].argmax()))
+    task = Task("jeopardy", "language_modeling", "", 0, "", 0.0)
+    for wrong in (0, 1, 2):  # in any of its three tokens
+        changed = [*tokens[: 3 + wrong], (tokens[3 + wrong] + 1) % 500, *tokens[4 + wrong :]]
+        batch = [Question(0, (Choice(ids(one), 3),), 0) for one in (tokens, changed)]
+        assert [
+            is_right(task, question, of)
+            for question, of in zip(batch, score_choices(model, batch, CPU), strict=True)
+        ] == [True, False]
 
 
 def ids(tokens: list[int]) -> array:
