@@ -22,6 +22,7 @@ from train.data.shards import ShardSet, write_shard
 from train.distributed.world import World
 from train.evaluate.scoring import OutOfTime, ScoringFailed, alarm
 from train.evaluate.validation import Evaluator
+from train.model.generate import continue_text
 from train.model.model import build
 
 ALONE = World(0, 0, 0, 1, torch.device("cpu"), "CPU", "here")
@@ -326,3 +327,16 @@ def test_damaged_validation_text_is_found_before_training(tiny: Config, tmp_path
     path.write_bytes(content)
     with pytest.raises(DataError, match=r"validation_00000.bin: damaged"):
         Evaluator(c, sources, vocabulary.byte_lengths(), ALONE)
+
+
+@pytest.mark.parametrize(
+    "vocab_size", [640, 513]
+)  # of which 512 are the tokenizer's; 513 is padded to 640
+def test_rows_without_a_token_are_never_sampled(parts, vocab_size: int) -> None:
+    c, vocabulary, _, _ = parts
+    wide = dataclasses.replace(c, vocab_size=vocab_size)
+    model = build(wide, ALONE.device)
+    with torch.no_grad():  # make the padding rows by far the likeliest
+        model.lm_head.weight[512:] = 100 * model.lm_head.weight[512:].sign()
+    text = continue_text(model, vocabulary, "abcd", 30, seed=3)
+    assert all(i < 512 for i in vocabulary.encode(text))
