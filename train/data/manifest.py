@@ -8,9 +8,8 @@ read it too.
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 SCHEMA = 2
@@ -27,7 +26,13 @@ KEYS = (
     "dropped",
     "dropped_examples",
     "compressed_bpb",
-)  # next to schema and seals
+)  # in this order, between schema and seals
+DEFAULTS: dict[str, Any] = {
+    "next": (0, 0),
+    "dropped": {},
+    "dropped_examples": [],
+    "compressed_bpb": {},
+}
 
 
 class DataError(Exception):
@@ -85,42 +90,17 @@ class Seal:
         return [info for info in (self.train, self.validation) if info]
 
 
-def manifest_of(
-    seals: Sequence[Seal],
-    *,
-    source: str,
-    revision: str,
-    key: str,
-    tokenizer_sha256: str,
-    shard_tokens: int,
-    end: str | None,
-    next: tuple[int, int] = (0, 0),
-    dropped: Mapping[str, int] = MappingProxyType({}),
-    dropped_examples: Sequence[Mapping[str, Any]] = (),
-    compressed_bpb: Mapping[str, float] = MappingProxyType({}),
-) -> bytes:
+def manifest_of(seals: Sequence[Seal], **facts: Any) -> bytes:
     """Return the text of manifest.json.
 
     Args:
-        key: of the declaration at its revision.
-        end: "all" if the source has no more, "limit" if no more was wanted, None while more is made.
-        next: the place in the source from which on more is made.
+        facts: the other KEYS. `key` is of the declaration at its revision. `end` is "all" if the source
+            has no more, "limit" if no more was wanted, None while more is made. `next` is the place in
+            the source from which on more is made.
     """
-    content = {
-        "schema": SCHEMA,
-        "source": source,
-        "revision": revision,
-        "key": key,
-        "tokenizer_sha256": tokenizer_sha256,
-        "shard_tokens": shard_tokens,
-        "end": end,
-        "next": next,
-        "documents": sum(seal.documents for seal in seals),
-        "dropped": dict(dropped),
-        "dropped_examples": list(dropped_examples),
-        "compressed_bpb": dict(compressed_bpb),
-        "seals": [dataclasses.asdict(seal) for seal in seals],
-    }
+    facts = DEFAULTS | facts | {"documents": sum(seal.documents for seal in seals)}
+    content = {"schema": SCHEMA, **{key: facts[key] for key in KEYS}}
+    content["seals"] = [dataclasses.asdict(seal) for seal in seals]
     return json.dumps(content, indent=1).encode()
 
 
