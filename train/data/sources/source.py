@@ -125,6 +125,10 @@ def is_text(value: Any) -> bool:
     return isinstance(value, str) and value != ""
 
 
+def is_match(pattern: str, value: Any) -> bool:
+    return is_text(value) and re.fullmatch(pattern, value) is not None
+
+
 def is_list(value: Any) -> bool:
     return isinstance(value, list) and value != [] and all(map(is_text, value))
 
@@ -159,7 +163,7 @@ KEYS = {
         "hub",
         'repository = "HuggingFaceFW/fineweb-edu"',
         "OWNER/NAME as the Hub shows it (a folder here is given as files)",
-        lambda value: is_text(value) and re.fullmatch(r"[\w.-]+/[\w.-]+|[\w.-]+", value),
+        lambda value: is_match(r"[\w.-]+/[\w.-]+|[\w.-]+", value),
     ),
     "files": Key("files", 'files = ["~/papers/*.jsonl.gz"]', "a list of patterns", is_list),
     "embedded": Key(
@@ -175,7 +179,7 @@ KEYS = {
         "hub",
         f'revision = "{"0123456789" * 4}"',
         "a commit of 40 hex digits (a branch moves), or left out",
-        lambda value: is_text(value) and re.fullmatch(r"[0-9a-f]{40}", value),
+        lambda value: is_match(r"[0-9a-f]{40}", value),
     ),
     "text": Key("hub files", 'text = "text"', "a string", is_text),
     "template": Key(

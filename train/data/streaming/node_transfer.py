@@ -122,7 +122,7 @@ class Relay:
 
     def read_small_files(self) -> dict[str, bytes]:
         """Return what a node needs before it can open the data: name in DATA_DIR -> content."""
-        paths = []
+        paths: list[Path] = []
         for name in self.config.mixture:
             paths += (self.folder / name).glob("pin-*.json")
         tokenizer = prepare.tokenizer_path(self.config)
