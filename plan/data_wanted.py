@@ -139,7 +139,7 @@ def findings(c: Config, found: list[Epochs]) -> list[Finding]:
         source = source_of(c, e.source)
         if e.epochs > most_epochs(source):
             is_known = e.counted or source.place  # a declared number is about right at best
-            remedy = too_often(c, {e.source: e.there_tokens})
+            remedy = too_often(c, e.source, e.there_tokens)
             said.append(Finding("epochs", FAIL if is_known else WARN, text, remedy))
         else:
             fix = smaller_model(c, e) if source.place else ""

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -75,42 +74,6 @@ def left_over(folder: Path) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.fault(12)
-def test_what_is_refused_is_not_asked_for_again_and_named_with_the_remedy(
-    tmp_path: Path, data: dict[str, str]
-) -> None:
-    about, file = f"the revision of {REPOSITORY}", f"train.jsonl of {REPOSITORY} at {REVISION[:12]}"
-    absent = f"{REPOSITORY} does not exist, or not for everybody"
-    expected = {
-        "401 about": f"the hub does not show {about} (401): {absent}",
-        "403 about": f"the hub refuses {about} (403)",
-        "404 about": f"the hub does not show {about} (404): {absent}",
-        "401 file": f"the hub does not show {file} (401): {absent}",
-        "403 file": f"the hub refuses {file} (403)",
-        "404 file": f"the hub does not show {file} (404): {absent}",
-        "gated file": f"the hub refuses {file} (403, the data set is gated)",
-    }
-
-    def check(manner: str) -> None:
-        folder = tmp_path / manner.replace(" ", "_")
-        code, out, asked = prepare(folder, data, manner)
-        assert (code, asked[ABOUT if manner.endswith("about") else FILE]) == (78, 1), (
-            manner,
-            asked,
-            out,
-        )
-        remedy = f"set HF_TOKEN to a token that may read it, and accept the license on {PAGE} where it asks for that"
-        assert out.splitlines()[-1] == f"{expected[manner]}; check the name, {remedy}", (
-            manner,
-            out,
-        )
-        assert not shards(folder) and not left_over(folder), manner
-
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(check, expected))
-
-
-@pytest.mark.slow
-@pytest.mark.fault(12)
 def test_what_fails_for_a_moment_is_asked_for_again_and_the_shards_are_the_same(
     tmp_path: Path, data: dict[str, str]
 ) -> None:
@@ -154,18 +117,6 @@ def test_what_fails_for_a_moment_is_asked_for_again_and_the_shards_are_the_same(
                 ],
             )
         )
-
-
-@pytest.mark.slow
-@pytest.mark.fault(12)
-def test_it_waits_as_long_as_the_hub_asks(tmp_path: Path, data: dict[str, str]) -> None:
-    began = time.monotonic()
-    code, out, _ = prepare(tmp_path / "wait", data, "429 file", bad_times=1, retry_after=6)
-    assert code == 0 and "it answers 429; asking again in 6.0 s (1 of 7)" in out, out
-    assert time.monotonic() - began >= 6
-    code, out, asked = prepare(tmp_path / "long", data, "429 file", retry_after=3600)
-    assert code == 78 and asked[FILE] == 1, out
-    assert "it answers 429, and it asks to wait 3600 s; asked 1 times" in out
 
 
 @pytest.mark.slow

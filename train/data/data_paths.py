@@ -8,7 +8,6 @@ Reads declarations and pins only, no shard: make plan asks here, without numpy.
 
 import hashlib
 import math
-from collections.abc import Mapping
 from pathlib import Path
 
 from settings import ROOT
@@ -134,34 +133,31 @@ def wanted_tokens(c: Config, name: str) -> float:
 
 
 def repeated(c: Config, name: str, epochs: float, has: str) -> str:
-    """That a source is repeated so often; has: how many tokens there are, in words."""
-    if len(c.mixture) == 1:
-        wanted = round(wanted_tokens(c, name))
-        return f"{name} is repeated {epochs:,.1f} times: {wanted:,} tokens are wanted, and it has {has}"
-    return (
-        f"{name} is repeated {epochs:,.1f} times: {100 * share_of(c, name):.3g}% of "
-        f"{c.last_step * c.batch_tokens:,} tokens are {round(wanted_tokens(c, name)):,}, and it has {has}"
-    )
+    """Say that a source is repeated so often. has: how many tokens there are, in words."""
+    tokens = f"{round(wanted_tokens(c, name)):,}"
+    wanted = f"{tokens} tokens are wanted"
+    if len(c.mixture) > 1:
+        every = f"{c.last_step * c.batch_tokens:,}"
+        wanted = f"{100 * share_of(c, name):.3g}% of {every} tokens are {tokens}"
+    return f"{name} is repeated {epochs:,.1f} times: {wanted}, and it has {has}"
 
 
 def worth_less(s: Source) -> str:
-    """What follows where a source is repeated more than MANY_EPOCHS times and may be."""
+    """Say what that means if a source is repeated more than MANY_EPOCHS times and may be."""
     if s.max_epochs is not None and not s.place:
         return ", as its max_epochs allows"
     return f"; beyond {MANY_EPOCHS} times it is worth less than new text"
 
 
-def too_often(c: Config, there: Mapping[str, float]) -> str:
-    """What follows where sources, with that many tokens each, are repeated more often than they may be."""
+def too_often(c: Config, name: str, tokens: float) -> str:
+    """Say what to do if a source with that many tokens is repeated more often than it may be."""
     if c.pretrains_on_data:
-        ((name, tokens),) = there.items()
         limit = most_epochs(source_of(c, name))
         most = int(limit * tokens) // c.batch_tokens * c.batch_tokens
         unit = 10 ** (len(str(most)) - 2)
         fits = f", or set TRAIN_TOKENS={most // unit * unit} or less" if most > 100 else ""
         return f"The limit is {limit:g} times: text that is repeated more is memorized. Use more text{fits}."
-    files = " and ".join(show_path(declaration(name, source_folders(c))) for name in there)
     return (
         f"Beyond {MAX_EPOCHS} times text teaches little and is memorized: give it less weight in DATA_MIX, "
-        f'or allow it with max_epochs = "unlimited" in {files}'
+        f'or allow it with max_epochs = "unlimited" in {show_path(declaration(name, source_folders(c)))}'
     )

@@ -268,22 +268,24 @@ def planned_epochs(c: Config, shards: ShardSet, name: str) -> float:
 
 
 def refuse_repetition(c: Config, sources: dict[str, ShardSet], begun: bool = False) -> None:
-    """Warn where text is repeated often; raises DataError where it is so beyond its max_epochs, unless the run
-    has begun already: how large a source is that is streamed shows late."""
-    refused: dict[str, str] = {}
-    there: dict[str, float] = {}
+    """Warn where text is repeated often. Raises DataError where it is so beyond its max_epochs.
+
+    begun: the run has begun already: how large a source is that is streamed shows late.
+    """
+    problems = []
     for name, shards in sources.items():
-        epochs = planned_epochs(c, shards, name) if shards.ended else 0.0
+        if not shards.ended:
+            continue
+        epochs = planned_epochs(c, shards, name)
         tokens = sum(shards.windows("train", c.seq_len)) * c.seq_len
-        said = repeated(c, name, epochs, f"{tokens:,}")
+        text = repeated(c, name, epochs, f"{tokens:,}")
         source = source_of(c, name)
         if epochs > most_epochs(source) and not begun:
-            refused[name] = said
-            there[name] = tokens
+            problems.append(f"{text}. {too_often(c, name, tokens)}")
         elif epochs > MANY_EPOCHS:
-            log.warning("warning: %s%s", said, worth_less(source))
-    if refused:
-        raise DataError(f"{'; '.join(refused.values())}. {too_often(c, there)}")
+            log.warning("warning: %s%s", text, worth_less(source))
+    if problems:
+        raise DataError("\n".join(problems))
 
 
 # ---------------------------------------------------------------------------------------------------

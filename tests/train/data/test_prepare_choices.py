@@ -211,8 +211,9 @@ def test_all_that_must_be_allowed_are_named(
     declare_most(a="", b=unlimited, c="", d="")
     sources = {name: shards_of(1001 if name != "d" else 10**6) for name in c.mixture}
     said = refusal(c, sources)
-    assert "a is repeated" in said and "c is repeated" in said and "d is repeated" not in said
-    assert "/a.toml and " in said and said.endswith("/c.toml")
+    first, second = said.splitlines()
+    assert first.startswith("a is repeated") and first.endswith("/a.toml")
+    assert second.startswith("c is repeated") and second.endswith("/c.toml")
     declare_most(a=unlimited, c=unlimited)
     assert refusal(c, sources) == ""
 

@@ -107,30 +107,6 @@ def test_a_consumer_that_stops_leaves_no_thread_and_no_open_source(
     assert threading.active_count() == before and closed == [True]
 
 
-def test_texts_are_drawn_while_others_are_encoded(
-    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tokenizer, "BATCH_PIECES", 1)
-    real, begun, asked = Vocabulary.encode_pieces, threading.Semaphore(0), threading.Semaphore(0)
-
-    def slowly(v: Vocabulary, batch: list[tokenizer.Piece]) -> list:
-        """Until the next text is asked for, or the texts are over."""
-        begun.release()
-        assert not batch or asked.acquire(timeout=60)
-        return real(v, batch)
-
-    monkeypatch.setattr(Vocabulary, "encode_pieces", slowly)
-
-    def texts() -> Iterator[str]:
-        """Each behind the first comes while the one before it is being encoded, which does not end without it."""
-        for _ in range(6):
-            yield "ab"
-            assert begun.acquire(timeout=60)
-            asked.release()
-
-    assert len(list(vocabulary.encode_all(texts()))) == 6
-
-
 @pytest.mark.fault(29)
 def test_a_long_document_is_encoded_in_pieces_and_to_the_same_ids(data: dict[str, str]) -> None:
     vocabulary = tokenizer.load(Path(data["TOKENIZER"]))

@@ -282,16 +282,6 @@ def test_sequences_are_the_shards_text_at_places_that_the_seed_decides(
         assert sequence["text"] == vocabulary.decode(ids.tolist())
 
 
-def test_sequences_begin_anywhere(shards_of, vocabulary):
-    shards = shards_of(some_texts(random.Random(4)))
-    places = [(i.file, start) for i in shards.shards["train"] for start in range(i.tokens)]
-    found = [
-        report.read_sequence(vocabulary, shards, "train", position, 5)
-        for position in range(len(places))
-    ]
-    assert [(w["shard"], w["token"]) for w in found] == places
-
-
 # ---- The screen
 
 
