@@ -13,7 +13,6 @@ from tests.faults.conftest import LAUNCH, STEPS
 from tests.faults.hub import REPOSITORY, REVISION, Hub, Repository, hub, questions
 from tests.running import ROOT, environment, train
 
-PAGE = f"https://huggingface.co/datasets/{REPOSITORY}"
 ABOUT, FILE = (
     f"GET /api/datasets/{REPOSITORY}",
     f"GET /datasets/{REPOSITORY}/resolve/{REVISION}/train.jsonl",

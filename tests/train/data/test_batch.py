@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from settings.config import Config
-from train.data import data_paths, prepare
+from train.data import prepare
 from train.data.batch import Loader
 from train.data.manifest import DataError, Seal, manifest_of
 from train.data.mixture import Gap, NotSealed, sample_range
@@ -330,15 +330,6 @@ def test_what_was_opened_may_have_more_behind_it_and_may_not_have_changed(tmp_pa
                     )
 
 
-def test_a_group_is_open_from_its_first_window_on(tmp_path):
-    """Behind the last of the one before, it may still become another."""
-    c, sources = two(tmp_path)
-    loader = Loader(c, sources, world(), END)
-    for windows, number in ((0, 0), (1, 1), (4, 1), (5, 2), (10, 2), (11, 4), (25, 4), (26, 8)):
-        gap = next(Gap(0, n) for n in range(100) if loader.taken(0, (Gap(0, n),))["a"] == windows)
-        assert loader.opened(0, (gap,))["a"]["shards"] == number, windows
-
-
 def test_an_epoch_that_ended_holds_the_source_to_the_shards_that_it_had(tmp_path):
     """Its second epoch is another with more of them, and so is a last group that was cut short."""
     c, sources = two(tmp_path / "then", made=5, end="limit")
@@ -365,19 +356,6 @@ def test_an_epoch_that_ended_holds_the_source_to_the_shards_that_it_had(tmp_path
         )
 
 
-def test_another_size_of_groups_is_no_fit_for_what_was_opened(tmp_path, monkeypatch):
-    monkeypatch.setattr(data_paths, "GROUP_SHARDS", 4)
-    c, sources = two(tmp_path)
-    loader = Loader(c, sources, world(), END)
-    step = next(s for s in range(20) if loader.opened(s, ())["a"]["shards"] == 4)
-    monkeypatch.setattr(data_paths, "GROUP_SHARDS", 1)
-    assert Loader(c, sources, world(), END).differs(loader.opened(step, ()), step, ()) == "a"
-    monkeypatch.setattr(data_paths, "GROUP_SHARDS", 4)
-    step = next(s for s in range(20) if loader.opened(s, ())["a"]["shards"] == 2)
-    fewer = Loader(c, two(tmp_path / "one", 1, None, partial=True)[1], world(), END)
-    assert fewer.differs(loader.opened(step, ()), step, ()) == "a"
-
-
 def test_shards_of_the_open_and_the_next_group_are_hashed_ahead_and_no_others(
     tmp_path, monkeypatch
 ):
@@ -401,23 +379,3 @@ def test_shards_of_the_open_and_the_next_group_are_hashed_ahead_and_no_others(
         group = order.turn_of(taken) % 4
         allowed = {k for g in (*now, group, group + 1) for k in groups[g % 4]}
         assert {k for g in (group, group + 1) for k in groups[g % 4]} <= asked <= allowed
-
-
-def test_a_flipped_bit_in_the_next_group_is_named_no_later_than_it_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("train.data.batch.LOOK_AHEAD", 8)
-    c, sources = two(tmp_path)
-    path = tmp_path / "a" / "train_00003.bin"
-    content = path.read_bytes()
-    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    loader = Loader(c, sources, world(), END)
-    first = next(
-        s
-        for s in range(20)
-        if any(
-            ":train_00003.bin:" in name and name.startswith("a:")
-            for name in loader.names(loader.samples(s, ()))
-        )
-    )
-    for step in range(first):
-        assert loader.batch(step).problem is None
-    assert str(loader.batch(first).problem).startswith(f"{path}: damaged")

@@ -205,17 +205,6 @@ def test_one_order_whatever_the_ranks_and_their_changes() -> None:
     assert got == [reference[i] for i in range(38 * batch)]
 
 
-def test_replicas_with_ranks_take_what_as_many_ranks_of_one_replica_take() -> None:
-    for step in (0, 1, 17):
-        parts = [
-            sample_range(step, 48, replica=replica, replicas=4, rank=rank, ranks=2)
-            for replica in range(4)
-            for rank in range(2)
-        ]
-        assert parts == [sample_range(step, 48, rank=rank, ranks=8) for rank in range(8)]
-        assert list(itertools.chain(*parts)) == list(range(48 * step, 48 * step + 48))
-
-
 @pytest.mark.parametrize("split", [{"ranks": 5}, {"replicas": 5}, {"replicas": 16, "ranks": 6}])
 def test_ranks_that_do_not_divide_the_batch_are_refused(split: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="48 windows a step do not divide over"):

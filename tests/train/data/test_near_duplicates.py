@@ -2,7 +2,6 @@
 
 import itertools
 import random
-import tracemalloc
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -116,19 +115,6 @@ def test_a_document_is_near_if_any_earlier_one_has_a_key_of_it(
     lengths = [len(array) for array in seen.arrays]
     assert all(a >= 2 * b for a, b in itertools.pairwise(lengths))
     assert set(np.concatenate(seen.arrays).tolist()) - {0} == earlier
-
-
-def test_memory_is_that_of_the_keys() -> None:
-    """112 bytes per document, and three times that while arrays are merged."""
-    rng = np.random.default_rng(1)
-    seen = SeenKeys()
-    tracemalloc.start()
-    for _ in range(100):
-        seen.add(rng.integers(1, 2**63, (1000, 14), dtype=np.uint64))
-    kept, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert kept < 1.1 * 112 * 100_000
-    assert peak < 3.5 * 112 * 100_000
 
 
 # ---- Leaving them out

@@ -16,7 +16,7 @@ import xxhash
 
 from train.data import tokenizer
 from train.data.document_index import read_index
-from train.data.manifest import DataError, Seal, ShardInfo
+from train.data.manifest import DataError, ShardInfo
 from train.data.shard_writer import EXAMPLES, Maker
 from train.data.shards import HEADER_BYTES
 from train.data.sources.fetch import Files
@@ -303,12 +303,6 @@ def test_files_that_no_manifest_knows_are_removed(papers, v, tmp_path):
         (tmp_path / "made" / name).write_bytes(b"left over")
     maker(papers, v, tmp_path / "made")
     assert content(tmp_path / "made") == before
-
-
-def test_a_seal_comes_back_from_the_manifest_as_it_was(papers, v, tmp_path):
-    made = make(papers, v, tmp_path / "made")
-    assert [Seal.of(entry) for entry in json.loads(made.path.read_text())["seals"]] == made.seals
-    assert maker(papers, v, tmp_path / "made").seals == made.seals
 
 
 # ---- Memory

@@ -130,16 +130,6 @@ def test_a_shard_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     assert not (tmp_path / "s.bin").exists()
 
 
-def test_totals_and_windows_are_those_of_the_shards(tmp_path):
-    make(tmp_path, (300, 201, 100, 101, 1))
-    shards = ShardSet(tmp_path)
-    assert shards.total("train", "tokens") == 703 and shards.total("validation", "tokens") == 50
-    assert shards.total("train", "documents") == 1 + 2 + 3 + 4 + 5
-    # A window of 101 tokens starts every 100; one with its last target missing is none.
-    expected = [len([b for b in range(0, n, 100) if b + 101 <= n]) for n in (300, 201, 100, 101, 1)]
-    assert shards.windows("train", 100) == expected == [2, 2, 0, 1, 0]
-
-
 # ---- Files that will not do
 
 
@@ -502,17 +492,6 @@ def test_shards_are_closed_when_training_is_through_with_them(tmp_path):
 
 
 # ---- Shards that change while a run reads them
-
-
-@pytest.mark.parametrize("vocab", [500, 2**17])
-def test_any_part_of_a_shard_can_be_read(tmp_path, vocab):
-    make(tmp_path, vocab=vocab)
-    shards = ShardSet(tmp_path)
-    for begin, end in ((0, 300), (0, 0), (0, 1), (123, 156), (299, 300), (290, 320), (300, 310)):
-        assert (
-            shards.read("train", 0, [(begin, end)])[0].tolist()
-            == numbers(300, vocab)[begin:end].tolist()
-        )
 
 
 @pytest.fixture

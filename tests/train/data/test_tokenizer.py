@@ -5,7 +5,7 @@ import json
 import random
 import re
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -224,20 +224,6 @@ def kind(request: pytest.FixtureRequest) -> tuple[Vocabulary, str]:
     return taken(make()), blank
 
 
-def real_text() -> Iterator[str]:
-    """Rows of web pages, of text from PDFs and of examinations."""
-    for name in (
-        "web/dclm_majority.jsonl",
-        "pdf/pdf_text.jsonl",
-        "pdf/docling_markdown.jsonl",
-        "medical/medqa_4options_test_even.jsonl",
-    ):
-        with open(SHARED / name, encoding="utf-8") as file:
-            for line in file.readlines()[:60]:
-                row = json.loads(line)
-                yield (row.get("text") or row.get("question") or "")[:20_000]
-
-
 def check_text(v: Vocabulary, blank: str, text: str) -> None:
     """It comes back, and its ids stand for its bytes, but for a blank at its start."""
     text = (
@@ -260,15 +246,6 @@ def test_every_kind_that_is_taken_gives_text_back_and_counts_its_bytes(
     kind: tuple[Vocabulary, str],
 ) -> None:
     for text in [*AWKWARD, *some_text(), " x", "  x", "a </s> b<0x41"]:
-        check_text(*kind, text)
-
-
-def test_every_kind_gives_real_text_back(kind: tuple[Vocabulary, str]) -> None:
-    if not SHARED.is_dir():
-        pytest.skip(f"{SHARED} is not on this machine")
-    texts = list(real_text())
-    assert len(texts) > 150 and sum(map(len, texts)) > 300_000
-    for text in texts:
         check_text(*kind, text)
 
 

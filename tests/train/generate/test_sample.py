@@ -257,18 +257,6 @@ def test_a_message_is_answered(sample: Shell) -> None:
     assert both.startswith(f"==== 1 of 2, SEED=1337\n{out}==== 2 of 2, SEED=1338\n")
 
 
-def test_at_a_terminal_one_message_after_the_other_is_answered(sample: Shell) -> None:
-    first, _ = sample(PROMPT="ab", chat=True, SAMPLE_TOKENS=3)
-    out, err = sample(
-        b"ab\n\ncd\n" + b"abcdefgh" * 9 + b"\nef\n", terminal=True, chat=True, SAMPLE_TOKENS=3
-    )
-    assert out.startswith(first) and len(out.splitlines()) >= 3
-    assert err.count("> ") == 6  # an empty one, and the end
-    assert (
-        "outgrown SEQ_LEN=32: its first" in err and "tokens, and the context is SEQ_LEN=32" in err
-    )
-
-
 def test_a_conversation_leaves_room_for_an_answer(
     sample: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:

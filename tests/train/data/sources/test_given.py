@@ -377,16 +377,3 @@ def test_a_link_in_a_circle_is_told(tmp_path: Path) -> None:
     assert "Is a link that leads nowhere, or in a circle" in refusal(
         tmp_path / "a.txt", tmp_path / "data"
     )
-
-
-def test_equal_texts_are_on_one_side_of_the_split(tmp_path: Path) -> None:
-    rows = [{"text": f"text {n}", "id": str(n)} for n in range(500)]
-    write_rows(tmp_path / "a.jsonl", rows)
-    write_rows(tmp_path / "b.parquet", [row | {"id": "other" + row["id"]} for row in rows[::-1]])
-    (tmp_path / "copy").mkdir()
-    (tmp_path / "copy" / "a.jsonl").write_bytes((tmp_path / "a.jsonl").read_bytes())
-    pinned, found = read(tmp_path, tmp_path / "data")
-    assert len(found) == 1000  # the copy is left out
-    held_out = [document.text for document in found if pinned.holds_out(document.name)]
-    trained = {document.text for document in found if not pinned.holds_out(document.name)}
-    assert held_out and not trained & set(held_out)

@@ -168,21 +168,6 @@ def test_a_pin_that_is_damaged_is_named(folder: Path, damage: str) -> None:
         pin.pinned(s, folder / "data")
 
 
-def test_a_pin_is_written_whole_or_not_at_all(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    s = papers(folder, "b.jsonl")
-    first = pin.pin(s, folder / "data")
-    (folder / "b.jsonl").write_text("longer than it was")
-    monkeypatch.setattr(
-        os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device"))
-    )
-    with pytest.raises(OSError, match="No space"):
-        pin.pin(s, folder / "data")
-    assert pin.pinned(s, folder / "data") == first
-    assert not [path for path in (folder / "data").iterdir() if ".tmp" in path.name]
-
-
 def test_another_revision_in_the_declaration_asks_for_another_pin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
