@@ -379,3 +379,12 @@ def test_shards_of_the_open_and_the_next_group_are_hashed_ahead_and_no_others(
         group = order.turn_of(taken) % 4
         allowed = {k for g in (*now, group, group + 1) for k in groups[g % 4]}
         assert {k for g in (group, group + 1) for k in groups[g % 4]} <= asked <= allowed
+
+
+def test_a_group_is_open_from_its_first_window_on(tmp_path):
+    """Behind the last of the one before, it may still become another."""
+    c, sources = two(tmp_path)
+    loader = Loader(c, sources, world(), END)
+    for windows, number in ((0, 0), (1, 1), (4, 1), (5, 2), (10, 2), (11, 4), (25, 4), (26, 8)):
+        gap = next(Gap(0, n) for n in range(100) if loader.taken(0, (Gap(0, n),))["a"] == windows)
+        assert loader.opened(0, (gap,))["a"]["shards"] == number, windows
