@@ -88,14 +88,17 @@ def pin(
     finish: what is done to the pin of local files before it is written.
     """
     path = pin_path(s, folder)
-    if s.kind == "hub":
-        if path.exists() and (found := read(s, path)).revision == (s.revision or found.revision):
-            return found
-        made = hub_pin(s, token)
-    else:
+    if s.kind != "hub":
         made = finish(local_pin(s, folder))
-    if not path.exists() or read_text(path) != text_of(made):
-        write_whole(path, text_of(made).encode())
+    else:
+        if path.exists():
+            found = read(s, path)
+            if s.revision in ("", found.revision):
+                return found
+        made = hub_pin(s, token)
+    text = text_of(made)
+    if read_text(path) != text:
+        write_whole(path, text.encode())
     return made
 
 
@@ -122,22 +125,17 @@ def pin_path(s: Source, folder: Path) -> Path:
 
 
 def text_of(made: Pinned) -> str:
-    """The pin as it is written."""
-    files = [[file.name, file.bytes, file.digest] for file in made.files]
-    return (
-        json.dumps(
-            {
-                "schema": SCHEMA,
-                "source": made.source.name,
-                "identity": made.source.identity,
-                "revision": made.revision,
-                "files": files,
-                **({"held_out": made.held_out} if made.held_out else {}),
-            },
-            indent=1,
-        )
-        + "\n"
-    )
+    """Return the pin as it is written."""
+    content = {
+        "schema": SCHEMA,
+        "source": made.source.name,
+        "identity": made.source.identity,
+        "revision": made.revision,
+        "files": [[file.name, file.bytes, file.digest] for file in made.files],
+    }
+    if made.held_out:
+        content["held_out"] = made.held_out
+    return json.dumps(content, indent=1) + "\n"
 
 
 def read_text(path: Path) -> str:
@@ -235,39 +233,40 @@ def data_files(s: Source, revision: str, token: str) -> list[str]:
 
 
 def local_pin(s: Source, folder: Path) -> Pinned:
-    """The files as they are now."""
+    """Return the files as they are now."""
     if s.kind == "stdlib":
-        names, root = stdlib_names(s.leave_out), stdlib_root()
-        files = tuple(
-            File(name, (root / name).stat().st_size, digest_of(root / name, "xxh3"))
-            for name in names
-        )
-        return Pinned(s, ".".join(map(str, sys.version_info[:3])), files)
-    if s.place:
-        names, left_out = list_files(s.place)
-        if left_out:
-            most = left_out.most_common(5)
-            kinds = ", ".join(f"{number} {make_printable(kind)}" for kind, number in most)
-            log.warning(
-                "DATA=%s: left out files that are not %s (%d): %s",
-                make_printable(s.place),
-                READABLE,
-                left_out.total(),
-                kinds,
-            )
-    else:
-        names = expanded(s)
+        root = stdlib_root()
+        files = []
+        for name in stdlib_names(s.leave_out):
+            path = root / name
+            files.append(File(name, path.stat().st_size, digest_of(path, "xxh3")))
+        return Pinned(s, ".".join(map(str, sys.version_info[:3])), tuple(files))
+    names = list_given(s) if s.place else expanded(s)
     earlier = earlier_files(s, folder)
     there = [file.name for file in earlier if find_path(file.name).is_file()]
     every = hashed(sorted({*names, *there}), folder / f"hashes-{s.identity}.json")
-    files = drop_copies(s, [file for file in every if file.name in set(names)])
-    if set(earlier) <= set(every) and {each.digest for each in earlier} == {
-        each.digest for each in files
-    }:
+    chosen = drop_copies(s, [file for file in every if file.name in set(names)])
+    texts = {file.digest for file in chosen}
+    if set(earlier) <= set(every) and {file.digest for file in earlier} == texts:
         # An earlier version read copies too. The shards that it made stay valid.
-        files = earlier
-    content = xxhash.xxh3_128(json.dumps([dataclasses.astuple(file) for file in files]).encode())
-    return Pinned(s, f"local-{content.hexdigest()}", files)
+        chosen = earlier
+    content = xxhash.xxh3_128(json.dumps([dataclasses.astuple(file) for file in chosen]).encode())
+    return Pinned(s, f"local-{content.hexdigest()}", chosen)
+
+
+def list_given(s: Source) -> list[str]:
+    """List the files that DATA names, and log what is left out."""
+    names, left_out = list_files(s.place)
+    if left_out:
+        most = left_out.most_common(5)
+        log.warning(
+            "DATA=%s: left out files that are not %s (%d): %s",
+            make_printable(s.place),
+            READABLE,
+            left_out.total(),
+            ", ".join(f"{number} {make_printable(kind)}" for kind, number in most),
+        )
+    return names
 
 
 def earlier_files(s: Source, folder: Path) -> tuple[File, ...]:
@@ -323,24 +322,22 @@ def hashed(names: list[str], cache: Path) -> tuple[File, ...]:
         known = dict(json.loads(read_text(cache) or "{}"))
     except (ValueError, TypeError):
         known = {}
-    files, now = [], {}
+    files = []
+    now = {}
     for name in names:
         path = find_path(name)
         try:
-            stat = path.stat()
+            facts = path.stat()
+            stamp = [facts.st_size, facts.st_mtime_ns]
             entry = known.get(name, [])
-            digest = (
-                entry[2]
-                if entry[:2] == [stat.st_size, stat.st_mtime_ns]
-                else digest_of(path, "xxh3")
-            )
+            digest = entry[2] if entry[:2] == stamp else digest_of(path, "xxh3")
         except OSError as error:
             raise CorpusError(
                 f"{name}: cannot be read ({error.strerror}); make it readable, or leave it out of the "
                 "source's files"
             ) from None
-        files.append(File(name, stat.st_size, digest))
-        now[name] = [stat.st_size, stat.st_mtime_ns, digest]
+        files.append(File(name, facts.st_size, digest))
+        now[name] = [*stamp, digest]
     if now != known:
         write_whole(cache, json.dumps(now).encode())
     return tuple(files)
