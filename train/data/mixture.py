@@ -51,16 +51,18 @@ def permute(positions: np.ndarray, n: int, keys: np.ndarray) -> np.ndarray:
     keys = np.broadcast_to(keys, positions.shape)
     result = positions.astype(_U64)
     outside = np.arange(len(result))
-    while len(
-        outside
-    ):  # the network permutes [0, 2^bits), at most 2 n; walk on until inside [0, n)
-        x, key = result[outside], keys[outside]
-        left, right = x >> low, x & masks[1]
-        for t in range(
-            ROUNDS
-        ):  # the halves differ in width where bits is odd, and trade places each round
-            left, right = right, left ^ (mix64(right ^ key ^ _ROUND_KEYS[t]) & masks[t % 2])
-        result[outside] = x = (left << low) | right
+    # The network permutes [0, 2^bits), which is at most 2 n. Walk on until inside [0, n).
+    while len(outside):
+        x = result[outside]
+        key = keys[outside]
+        left = x >> low
+        right = x & masks[1]
+        # The halves differ in width if bits is odd, and trade places each round.
+        for t in range(ROUNDS):
+            mixed = mix64(right ^ key ^ _ROUND_KEYS[t]) & masks[t % 2]
+            left, right = right, left ^ mixed
+        x = (left << low) | right
+        result[outside] = x
         outside = outside[x >= _U64(n)]
     return result.astype(np.int64)
 
@@ -116,17 +118,23 @@ def sample_range(
 
 
 def group_ends(shards: int, group_shards: int, ended: bool) -> list[int]:
-    """Behind which shards the groups end: of 1, 1, 2, 4, ... and then group_shards shards each.
+    """Return after which shards the groups end: of 1, 1, 2, 4, ... and then group_shards shards each.
 
     The last group may be smaller, once the source has ended; until then it is not there.
     """
     ends: list[int] = []
+    end = 0
     size = 1
-    while not ends or ends[-1] < shards:
-        ends.append((ends[-1] if ends else 0) + min(size, group_shards))
-        size *= 2 if len(ends) > 1 else 1
-    whole = [end for end in ends if end <= shards]
-    return [*whole, shards] if ended and shards and (not whole or whole[-1] < shards) else whole
+    while end < shards:
+        end += min(size, group_shards)
+        ends.append(end)
+        if len(ends) > 1:
+            size *= 2
+    if end > shards:
+        ends.pop()
+        if ended:
+            ends.append(shards)
+    return ends
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,14 +165,14 @@ class SourceOrder:
         seed: int,
         ended: bool = True,
     ):
-        self.name, self.key, self.ended = name, key_of(seed, name), ended
+        self.name = name
+        self.key = key_of(seed, name)
+        self.ended = ended
         self.shard_ends = np.cumsum(np.asarray(shard_windows, dtype=np.int64))
         self.shard_begins = np.concatenate(([0], self.shard_ends[:-1]))
         self.group_shard_ends = group_ends(len(shard_windows), group_shards, ended)
         self.group_ends = self.shard_ends[[end - 1 for end in self.group_shard_ends]]
-        self.sealed = (
-            int(self.group_ends[-1]) if len(self.group_ends) else 0
-        )  # windows in whole groups
+        self.sealed = int(self.group_ends[-1]) if len(self.group_ends) else 0  # in whole groups
         if self.sealed == 0 and ended:
             raise ValueError(
                 f"source {name} has no window to train on: it is shorter than SEQ_LEN + 1 tokens"
@@ -253,19 +261,21 @@ class Mixture:
         group_shards: int,
         growing: Collection[str] = (),
     ):
-        self.names, self.seed, self.group_shards = list(sources), seed, group_shards
+        self.names = list(sources)
+        self.seed = seed
+        self.group_shards = group_shards
         divisor = math.gcd(*weights.values())
         self.weights = [weights[name] // divisor for name in self.names]
-        self.block, self.key = sum(self.weights), key_of(seed, "block")
+        self.block = sum(self.weights)
+        self.key = key_of(seed, "block")
         self.orders = [
             SourceOrder(name, sources[name], group_shards, seed, name not in growing)
             for name in self.names
         ]
         self._slots = np.repeat(np.arange(len(self.names)), self.weights)
+        # Of the order, whatever the shards.
         text = repr(("groups of 1, 1, 2, 4", self.names, self.weights, seed, group_shards))
-        self.fingerprint = hashlib.sha256(text.encode()).hexdigest()[
-            :16
-        ]  # of the order, whatever the shards
+        self.fingerprint = hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def grow(self, name: str, shard_windows: Sequence[int], ended: bool) -> None:
         """A source has more shards; the order of those that it had stays."""
@@ -278,16 +288,14 @@ class Mixture:
         blocks = samples // self.block
         rest, _ = self.interleave(np.arange(blocks * self.block, samples, dtype=np.int64))
         part = np.bincount(rest, minlength=len(self.names))
-        return [
-            blocks * weight + int(more) for weight, more in zip(self.weights, part, strict=True)
-        ]
+        return (blocks * np.asarray(self.weights) + part).tolist()
 
     def lacking(self, samples: int) -> str:
         """The first source of which the first `samples` of the run need a group that is not whole; "" if none does."""
-        needed = zip(self.orders, self.counts(samples), strict=True)
-        return next(
-            (order.name for order, count in needed if not order.ended and count > order.sealed), ""
-        )
+        for order, count in zip(self.orders, self.counts(samples), strict=True):
+            if not order.ended and count > order.sealed:
+                return order.name
+        return ""
 
     def locate(self, samples: np.ndarray) -> Located:
         """Where each sample of the run lies. samples (k,) int64."""
