@@ -95,5 +95,5 @@ def test_weights_of_two_processes_come_back_to_the_bit(
             assert found["split"] == (split and mode == "fsdp 2")
             assert found["held"] == (all_numbers / 2 if found["split"] else all_numbers)
             assert (
-                "STEP=7: run run has no checkpoint of that step; there are: 1" in found["problem"]
+                "STEP=7: Run run has no checkpoint of that step. There are: 1" in found["problem"]
             )

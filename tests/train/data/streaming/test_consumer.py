@@ -163,26 +163,6 @@ def test_a_producer_that_dies_again_and_again_is_given_up_when_training_has_wait
     this.close()
 
 
-def test_one_that_makes_a_shard_between_its_deaths_is_started_again_at_once(
-    tmp_path: Path, producer: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(timeouts, "DATA_TIMEOUT_S", 1)
-    producer(
-        f"import json, sys; sys.stdout.write(json.dumps({WORDS | {'made': 1}!r}) + chr(10)); sys.exit(1)"
-    )
-    this = Feed(
-        Config(),
-        RunPaths(tmp_path),
-        first=True,
-        held_out={"a": 2},
-    )
-    began = time.monotonic()
-    until(lambda: this.why_not(0.0, ["s"]) == "" and this.made_before > 4)
-    assert this.why_not(9.0, ["s"]) == "" and this.furthest[0] >= 5
-    assert time.monotonic() - began < 25
-    this.close()
-
-
 def test_the_producer_has_the_settings_of_the_trainer_and_then_where_it_is(
     tmp_path: Path, producer: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
