@@ -73,6 +73,10 @@ def read_shape(folder: Path) -> tuple[dict[str, Any], list[str]]:
 def parse_shape(config: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return the values of SHAPE by name, and a sentence for each thing that this model cannot be."""
     kind = config.get("model_type")
+    if kind is None and "settings" in config:
+        return {}, [
+            "This is a run, and not an export: run `make export`, and add /export to INIT_FROM."
+        ]
     if kind not in ("llama", "qwen3"):
         return {}, [f"config.json has model_type={show(kind)}. It must be llama or qwen3."]
     facts: dict[str, Any] = {"tie_word_embeddings": False, "rope_theta": 10000.0}

@@ -78,7 +78,10 @@ def test_a_shard_that_changes_is_not_trained_on_and_nothing_is_lost(tmp_path, al
     code, out = run(env, 13, functools.partial(change, shard), size, seen_at, by=size - 1)
     assert code == 78, out
     assert f"{shard}: was overwritten while the run read it" in out
-    assert f"delete {shard} and run: make data. Then the same command continues from step 12" in out
+    assert (
+        f"delete {shard} and run: make data, with the DATA or DATA_MIX of the run. Then the same command continues from step 12"
+        in out
+    )
     assert "Traceback" not in out
     folder = tmp_path / "run"
     assert sorted(losses(folder)) == list(range(1, 13))

@@ -45,7 +45,7 @@ def test_a_shard_that_is_short_or_an_error_page_ends_the_run_before_it_begins(
     ):
         shard.write_bytes(content)
         out = train(environment(tmp_path, own), code=78)
-        assert f"{shard}: {words}" in out and f"delete {shard} and run: make data" in out
+        assert f"{shard}: {words}" in out and f"delete {shard} and run: make data, with" in out
         assert "Traceback" not in out and steps_made(tmp_path) == 0
 
 
@@ -177,7 +177,7 @@ def test_a_shard_with_a_flipped_bit_is_made_whole_by_what_the_message_says(
     with pytest.raises(DataError, match=f"{shard}: damaged") as raised:
         prepare.verify(c)
     remedy = str(raised.value).split("; ")[-1]
-    assert remedy == f"delete {shard} and run: make data"
+    assert remedy == f"delete {shard} and run: make data, with the DATA or DATA_MIX of the run"
     shard.unlink()
     prepare.prepare(c)
     prepare.verify(c)

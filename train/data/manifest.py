@@ -6,6 +6,7 @@ read it too.
 """
 
 import dataclasses
+import errno
 import json
 import math
 from collections.abc import Sequence
@@ -107,7 +108,17 @@ def manifest_of(seals: Sequence[Seal], **facts: Any) -> bytes:
 def read_manifest(folder: Path) -> tuple[dict[str, Any], list[Seal]]:
     """Read the manifest of a folder of shards. Raises FileNotFoundError; DataError if it is none."""
     path = folder / "manifest.json"
-    return parse_manifest(path, path.read_bytes())
+    try:
+        if path.exists() and not path.is_file():  # reading a pipe would wait for a writer
+            raise OSError(errno.EINVAL, "is not a file")
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise DataError(
+            f"{path}: cannot be read ({error.strerror}); correct its permissions, or {make_anew(folder)}"
+        ) from None
+    return parse_manifest(path, content)
 
 
 def parse_manifest(path: Path, content: bytes) -> tuple[dict[str, Any], list[Seal]]:
@@ -129,4 +140,4 @@ def parse_manifest(path: Path, content: bytes) -> tuple[dict[str, Any], list[Sea
 
 def make_anew(folder: Path) -> str:
     """Return the remedy if a folder of shards as a whole is not what it should be."""
-    return f"delete {folder} and run: make data"
+    return f"delete {folder} and run: make data, with the DATA or DATA_MIX of the run"

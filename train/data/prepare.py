@@ -428,7 +428,7 @@ def verify(c: Config) -> None:
             except DataError as error:
                 problems.append(str(error))
         if len(problems) == found:
-            log.info("data: %s is whole, %d shards", name, len(infos))
+            log.info("data: %s: %d shards, all hashes match", name, len(infos))
     if problems:
         raise DataError("\n".join(problems))
     open_sources(c, v)

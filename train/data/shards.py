@@ -179,7 +179,7 @@ class OpenShard:
 
 def remake(path: Path) -> str:
     """Return the remedy for a single shard, which is made again from where it begins in its source."""
-    return f"delete {path} and run: make data"
+    return f"delete {path} and run: make data, with the DATA or DATA_MIX of the run"
 
 
 class ShardSet:

@@ -91,8 +91,9 @@ def check_data(job: "Job", opened: dict[str, Any]) -> None:
 
 def other_data(where: Path, what: str) -> DataError:
     return DataError(
-        f"{where}: was trained on other data ({what}): the tokenizer, the shards in DATA_DIR, or what "
-        "MODEL, DATA and EVAL_DATA name have changed. Bring those back, or choose another RUN_NAME"
+        f"{where}: was trained on other data ({what}). The tokenizer, the shards in DATA_DIR, or the "
+        "files that DATA, EVAL_DATA or MODEL name have changed since. Restore them, or start a new run "
+        "with another RUN_NAME"
     )
 
 

@@ -127,7 +127,7 @@ def evaluate(config: Config, world: World) -> int:
         found |= of_validation(validation)
         print_validation(validation)
     except (DataError, CorpusError, ScoringFailed) as error:
-        problems.append(f"no validation loss: {error}")
+        problems.append(f"no validation loss: {error}{explain_tokenizer(trained, error)}")
     try:
         if core:
             found["core"] = measure(core, trained)
@@ -163,6 +163,18 @@ def validate(trained: Trained, world: World) -> Validation:
     found = evaluator(trained.model, full=True)
     assert found  # only the end of the process interrupts it
     return found
+
+
+def explain_tokenizer(trained: Trained, error: Exception) -> str:
+    """Add what make data must be told where weights of INIT_FROM have no shards of their own."""
+    if trained.facts or isinstance(error, ScoringFailed):
+        return ""
+    return (
+        " TOKENIZER="
+        + shlex.quote(trained.config.tokenizer)
+        + ". The held-out text of DATA_MIX must be "
+        "prepared with the tokenizer of INIT_FROM"
+    )
 
 
 def paths_of(config: Config) -> RunPaths:

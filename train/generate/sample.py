@@ -173,7 +173,7 @@ def reply(trained: Trained, messages: Sequence[Message]) -> str:
 def converse(trained: Trained) -> None:
     """Ask for messages and answer each, until Ctrl-D."""
     chat_format.format_of(trained.vocabulary)  # raises before anybody writes
-    log.info("a message a line; Ctrl-D ends")
+    log.info("Type a message and press Enter. Ctrl-D exits.")
     messages: list[Message] = []
     while True:
         sys.stderr.write("> ")

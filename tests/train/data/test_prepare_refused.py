@@ -35,7 +35,7 @@ def test_all_that_is_damaged_is_named_by_verify_with_code_78(
     assert prepare.main(["verify"]) == 0
     for name in c.mixture:
         count = len(list(opened(c, name).folder.glob("*.bin")))
-        assert count > 5 and f"data: {name} is whole, {count} shards" in caplog.messages
+        assert count > 5 and f"data: {name}: {count} shards, all hashes match" in caplog.messages
     papers, notes = opened(c, "papers").folder, opened(c, "notes").folder
     wrong = {
         papers / "train_00001.bin": "damaged",
@@ -101,7 +101,7 @@ def test_a_missing_shard_is_said_with_the_remedy_and_that_brings_it_back(
             {},
             ["verify"],
             78,
-            "was never prepared as it is declared now; prepare the data with: make data",
+            "has not been prepared with its current declaration; prepare the data with: make data",
         ),
         (
             {"TOKENIZER": "a/b"},

@@ -179,7 +179,9 @@ def test_a_bad_file_is_found_on_opening_and_named_with_the_remedy(tmp_path, spoi
     remedy = (
         tmp_path if words[0].startswith("made with tokenizer") else path
     )  # a single one is made again
-    assert str(raised.value).endswith(f"; delete {remedy} and run: make data")
+    assert str(raised.value).endswith(
+        f"; delete {remedy} and run: make data, with the DATA or DATA_MIX of the run"
+    )
     assert all(word in str(raised.value) for word in words), str(raised.value)
 
 
@@ -527,7 +529,9 @@ def test_a_shard_that_is_written_to_while_it_is_open_is_refused(tmp_path, no_pau
             f"{path}: was overwritten while the run read it: it has {size} bytes"
         )
         assert "the manifest says 856" in words
-        assert words.endswith(f"; delete {path} and run: make data")
+        assert words.endswith(
+            f"; delete {path} and run: make data, with the DATA or DATA_MIX of the run"
+        )
         assert raised.value.changed_s == math.inf  # nothing of it was read
     assert shards.read("train", 1, [(0, 200)])[0].tolist() == numbers(200).tolist()
     with open(path, "r+b") as file:

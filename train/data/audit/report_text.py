@@ -34,7 +34,7 @@ def list_warnings(report: Report) -> list[str]:
             held_out = source["splits"]["validation"]["documents"]
             warnings.append(
                 f"{name}: {copied:,} of {held_out:,} validation documents are equal to one in train, "
-                "or nearly so. The validation loss is too good."
+                "or nearly so. The validation loss is too low."
             )
         if source["splits"]["train"]["near_duplicates"]["token_share"] >= MANY_NEAR:
             warnings.append(
@@ -58,7 +58,7 @@ def describe_shared(name: str, compared: Report, task: str, counts: Report) -> s
     if share >= MEANS_NOTHING:
         meaning = "Results on it mean nothing."
     else:
-        meaning = f"Results on it may be {at_least}{100 * share:.2g} points too good."
+        meaning = f"Results on it may be {at_least}{100 * share:.2g} points too high."
     questions = f"{at_least}{counts['rows_touched']:,} of {counts['rows']:,} questions of {task}"
     return f"{name} shares 13-grams with {questions}. {meaning}"
 

@@ -56,7 +56,14 @@ class Bad(NamedTuple):
     what: str
 
 
-Rows = Iterator[tuple[int, "dict[str, Any] | Bad"]]
+class Skipped(NamedTuple):
+    """Rows before the first that is asked for, which are not read; so many of them are known to be null."""
+
+    rows: int
+    nulls: int
+
+
+Rows = Iterator[tuple[int, "dict[str, Any] | Bad | Skipped"]]
 
 
 def read(
@@ -122,7 +129,7 @@ def open_parquet(path: Path) -> pa.parquet.ParquetFile:
 def parquet_rows(
     path: Path, columns: tuple[str, ...], is_template: bool, id: str, start: int
 ) -> Rows:
-    """Row groups before `start` are not read."""
+    """Rows before `start` are Skipped: of row groups before it, only the footer is read."""
     with open_parquet(path) as file:
         check_columns(file.schema_arrow, columns, is_template)
         names = [name for name in file.schema_arrow.names if name in (*columns, id)]
@@ -130,6 +137,7 @@ def parquet_rows(
         for number in range(file.num_row_groups):
             group = file.metadata.row_group(number)
             if row + group.num_rows <= start:
+                yield row, Skipped(group.num_rows, count_nulls(group, columns[0]))
                 row += group.num_rows
                 continue
             size = count_batch_rows(group, file.schema_arrow, names)
@@ -137,12 +145,24 @@ def parquet_rows(
                 size, row_groups=[number], columns=names, use_threads=False
             ):
                 skipped = min(max(0, start - row), len(batch))
-                row += skipped
+                if skipped:
+                    nulls = batch.column(columns[0]).slice(0, skipped).null_count
+                    yield row, Skipped(skipped, nulls)
+                    row += skipped
                 cells = [read_cells(batch.column(name).slice(skipped)) for name in names]
                 for values in zip(*cells, strict=True):
                     bad = next((value for value in values if type(value) is Bad), None)
                     yield row, bad or dict(zip(names, values, strict=True))
                     row += 1
+
+
+def count_nulls(group: Any, column: str) -> int:
+    """Return how many nulls a column of a row group has, as far as the file says."""
+    for index in range(group.num_columns):
+        part = group.column(index)
+        if part.path_in_schema == column and part.statistics:
+            return part.statistics.null_count or 0
+    return 0
 
 
 def check_columns(schema: pa.Schema, columns: tuple[str, ...], is_template: bool) -> None:

@@ -319,12 +319,18 @@ def explain_unreadable(path: Path, reason: str) -> str:
         return (
             "Is one JSON value without rows. Make it an array of texts or objects, or JSON lines."
         )
-    if b"\0" not in read_start(path):
+    start = read_start(path)
+    if b"\0" in start:
+        return f"Must be {READABLE}. Convert it first."
+    text = start.decode(errors="replace")[:-3]  # without a last character that may be cut
+    if not start.strip():
+        return "Has only blank lines. Choose a file with text."
+    if "\ufffd" not in text:
         return (
-            f"Is not UTF-8. Convert it, for example: iconv -f latin1 -t utf-8 {path.name} > "
-            f"utf8-{path.name}"
+            f"Is not plain text: it starts with {ascii(text.lstrip()[:40])}. Choose another file."
         )
-    return f"Must be {READABLE}. Convert it first."
+    copy = path.with_name(f"utf8-{path.name}")
+    return f"Is not UTF-8. Convert it, for example: iconv -f latin1 -t utf-8 {path} > {copy}"
 
 
 def refuse(error: OSError) -> None:

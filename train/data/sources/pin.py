@@ -13,6 +13,7 @@ import functools
 import json
 import logging
 import re
+import shlex
 import sys
 import sysconfig
 import tempfile
@@ -107,8 +108,8 @@ def pinned(s: Source, folder: Path) -> Pinned:
     path = pin_path(s, folder)
     if not path.exists():
         raise CorpusError(
-            f"{path}: there is no such file, so {s.name} was never prepared as it is declared now; "
-            "prepare the data with: make data"
+            f"{path}: there is no such file: {s.name} has not been prepared with its current "
+            f"declaration; prepare the data with: make data{data_argument(s)}"
         )
     found = read(s, path)
     if s.kind == "hub" and s.revision and s.revision != found.revision:
@@ -117,6 +118,11 @@ def pinned(s: Source, folder: Path) -> Pinned:
             f"{s.revision[:12]}; prepare the data with: make data"
         )
     return found
+
+
+def data_argument(s: Source) -> str:
+    """What make data must be told so that it prepares this source."""
+    return f" DATA={shlex.quote(s.place)}" if s.place else ""
 
 
 def pin_path(s: Source, folder: Path) -> Path:
@@ -320,7 +326,7 @@ def hashed(names: list[str], cache: Path) -> tuple[File, ...]:
     """Files with size and hash; those whose size and time are as in the cache are not read again."""
     try:
         known = dict(json.loads(read_text(cache) or "{}"))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         known = {}
     files = []
     now = {}

@@ -32,6 +32,7 @@ from train.data.sources.formats import (
     UNREADABLE,
     Bad,
     Broken,
+    Skipped,
     find_text_column,
     read,
 )
@@ -145,7 +146,8 @@ class Reading:
         self.count = self.dropped = self.objects = 0
         self.unseen = set(self.source.columns)  # columns that no object had so far
         self.columns: dict[str, None] = {}  # of the first objects
-        self.first_drop = 0, ""  # the row that was dropped first, and why
+        # The row that was dropped first, None if it was not read, and why
+        self.first_drop: tuple[int | None, str] = 0, ""
 
     def choose_column(self, path: Path, before: str) -> str:
         """Find the column of text where none is named, and return it. before: that of the last file."""
@@ -168,6 +170,12 @@ class Reading:
         for row, value in read(
             path, self.name, source.columns, bool(source.template), source.id, start, pieces
         ):
+            if isinstance(value, Skipped):  # they count where the whole file is judged
+                self.count += value.rows
+                self.dropped += value.nulls
+                if value.nulls and not self.first_drop[1]:
+                    self.first_drop = None, f"column {source.columns[0]!r} is null"
+                continue
             item = self.take(row, value)
             self.rows = row + 1
             if row >= start:
@@ -185,7 +193,7 @@ class Reading:
         else:
             made = value
         if isinstance(made, Bad):
-            if not self.dropped:
+            if not self.first_drop[1]:
                 self.first_drop = row, made.what
             self.dropped += 1
             return Dropped(made.reason, at, made.what)

@@ -312,16 +312,16 @@ def overlapping(config, make, shards_of, tmp_path):
 def test_warnings_name_the_tasks_and_what_that_means(overlapping):
     assert overlapping["warnings"] == [
         "a shares 13-grams with 8 of 9 questions of usmle. Results on it mean nothing.",
-        "a shares 13-grams with 1 of 40 questions of quiz. Results on it may be 2.5 points too good.",
+        "a shares 13-grams with 1 of 40 questions of quiz. Results on it may be 2.5 points too high.",
         "a: 1 of 2 validation documents are equal to one in train, or nearly so. The validation "
-        "loss is too good.",
+        "loss is too low.",
     ]
     overlapping["compared"]["a"]["of_tokens"] += 1
     overlapping["sources"]["a"]["splits"]["train"]["near_duplicates"]["token_share"] = 0.2
     warnings = report_text.list_warnings(overlapping)
     assert warnings[1] == (
         "a shares 13-grams with at least 1 of 40 questions of quiz. Results on it may be at least "
-        "2.5 points too good."
+        "2.5 points too high."
     )
     assert warnings[3].endswith("make data NEAR_DUPLICATES=drop")
 

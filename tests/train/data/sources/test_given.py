@@ -206,7 +206,9 @@ def test_a_column_that_is_not_plain_is_asked_for(
     [
         (b"\x89PNG\0", "Must be plain text in UTF-8, JSON lines, JSON arrays or Parquet"),
         (b"", "Is empty."),
-        (b"caf\xe9 " * 10, "Is not UTF-8. Convert it, for example: iconv -f latin1 -t utf-8 notes"),
+        (b" \n\n", "Has only blank lines."),
+        (b"<!DOCTYPE html>\n<p>Sorry", "Is not plain text: it starts with '<!DOCTYPE html>"),
+        (b"caf\xe9 " * 10, "Is not UTF-8. Convert it, for example: iconv -f latin1 -t utf-8 /"),
         (
             b"a" * 5000 + b"\xff\xfe" + b"a" * 10,
             "is not UTF-8. Convert it, for example: iconv -f latin1 -t utf-8 notes > utf8-notes.",
