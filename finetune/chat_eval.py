@@ -37,7 +37,7 @@ from settings import ROOT, SettingsError
 from settings.config import Config
 from settings.resolve import show_path
 from train.data.sources.source import CorpusError
-from train.distributed.world import World, from_all, from_first, set_timeout, sum_over_ranks
+from train.distributed.world import World, from_first, set_timeout, sum_over_ranks, together
 from train.evaluate.core.metric import wilson
 from train.evaluate.core.score import score_choices
 from train.evaluate.validation import FULL_SET
@@ -66,22 +66,17 @@ def measure(c: Config, world: World) -> int:
     set_timeout(
         60 * c.eval_minutes * FULL_SET, []
     )  # processes meet at the end only, and one may be slower
-    sheet, problem = None, ""
-    try:
-        sheet = sheet_of(c)
-        chat_format.format_of(trained.vocabulary)
-        fitting(
-            sheet, trained.vocabulary, trained.config.seq_len, lambda line: log.info("%s", line)
-        )
-    except Exception as error:  # of many types; said by all processes
-        problem = (
-            f"{error}"
-            if isinstance(error, (CorpusError, OSError, *eval_run.PROBLEMS))
-            else f"{type(error).__name__}: {error}"
-        )
-    if problems := [text for text in from_all(problem) if text]:
-        raise CorpusError(problems[0])
-    assert sheet
+    with together(CorpusError):
+        try:
+            sheet = sheet_of(c)
+            chat_format.format_of(trained.vocabulary)
+            fitting(
+                sheet, trained.vocabulary, trained.config.seq_len, lambda line: log.info("%s", line)
+            )
+        except Exception as error:  # of many types
+            is_expected = isinstance(error, (CorpusError, OSError, *eval_run.PROBLEMS))
+            kind = "" if is_expected else f"{type(error).__name__}: "
+            raise CorpusError(f"{kind}{error}") from error
     found = ask(trained, sheet, world)
     log.info("%s", "\n".join(lines(found)))
     if world.is_first:

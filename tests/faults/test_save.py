@@ -30,7 +30,7 @@ def test_a_save_that_fails_beside_training_is_said_and_tried_once_more(
         )
     )
     run = tmp_path / "run"
-    said = f"checkpoint failed: {run}/checkpoints/step_0000008: rank 0 could not write it: {words}"
+    said = f"checkpoint failed: {run}/checkpoints/step_0000008: could not write it: {words}"
     assert said in out
     assert "saving is tried again now" in out
     saved = [r["step"] for r in events(run, "checkpoint")]

@@ -36,7 +36,7 @@ from train.checkpoint.manifest import (
     seal_manifest,
 )
 from train.distributed.parallel import replicate, weights_of
-from train.distributed.world import World, from_all, from_first
+from train.distributed.world import World, from_all, from_first, together
 from train.optim import Optimizer
 
 logging.getLogger("torch.distributed.checkpoint").setLevel(logging.ERROR)  # says what we say better
@@ -160,16 +160,12 @@ def fail_together(folder: Path, what: str, group: Any = None) -> Iterator[None]:
     """
     from torch.distributed.checkpoint.api import CheckpointException
 
-    own_problem = None
-    try:
-        yield
-    except (Exception, CheckpointException) as error:
-        own_problem = cause(error)
-    for rank, problem in enumerate(from_all(own_problem, group)):
-        if problem:
-            raise CheckpointError(
-                f"{folder}: rank {rank} could not {what} it: {problem}. {ADVICE[what]}"
-            )
+    with together(CheckpointError, group=group):
+        try:
+            yield
+        except (Exception, CheckpointException) as error:
+            problem = f"{folder}: could not {what} it: {cause(error)}. {ADVICE[what]}"
+            raise CheckpointError(problem) from error
 
 
 def cause(error: BaseException) -> str:

@@ -5,6 +5,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
+from record.exit_codes import BAD_SETTING
 from settings import SettingsError
 from train.diloco.result import APART, RunIsOver
 from train.diloco.site_registry import SYNC_STREAMS, Desk, NoDesk
@@ -181,10 +182,4 @@ def refuse_other(mine: Facts, other: Facts) -> None:
     first, second = sorted((mine, other), key=lambda said: said["node_rank"])
     for verdict in differences(first, second):
         why = verdict.why.replace("all nodes", "all sites")
-        raise SettingsError([why]) if verdict.code == 64 else PeersDiffer(why)
-    for key, what in (("data", "data (fingerprint)"), ("processes", "processes at a site")):
-        if mine[key] != other[key]:
-            raise PeersDiffer(
-                f"{what}: {mine[key]} on {named(mine)} and {other[key]} on {named(other)}; give "
-                "all sites the same"
-            )
+        raise SettingsError([why]) if verdict.code == BAD_SETTING else PeersDiffer(why)

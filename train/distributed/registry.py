@@ -208,6 +208,9 @@ REMEDIES = {
     "python": "make setup with one PYTHON on all",
     "commit": "check out the same commit on all, without changes",
     "source": "check out the same commit on all, without changes",
+    # Of sites, whose trainers know more:
+    "data": "copy DATA_DIR from one to the other",
+    "processes": "start as many at all",
 }
 
 

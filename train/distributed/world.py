@@ -10,7 +10,6 @@ import datetime
 import gc
 import logging
 import os
-import platform
 import socket
 import uuid
 from collections.abc import Iterator
@@ -35,7 +34,7 @@ class PeersMissing(Exception):
 
 
 class PeersDiffer(Exception):
-    """The processes of the run have different software. The message says which process has what."""
+    """The sites of the run have other software or data. The message says which site has what."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +122,7 @@ def read_number(name: str, default: int) -> int:
 
 
 def introduce(world: World, site: int | None = None) -> None:
-    """Log what each node is, and that all processes are there. Raises PeersDiffer, on all ranks.
+    """Log what each node is, and that all processes are there.
 
     site: number of this site, if several train the run.
     """
@@ -146,23 +145,9 @@ def introduce(world: World, site: int | None = None) -> None:
             "" if site is None else f" site={site}",
             extra=LOG_ONLY if world.size == 1 else None,
         )
-    if world.size == 1:
-        return
-    software = (
-        f"torch {torch.__version__}, CUDA {torch.version.cuda or 'none'}, NCCL {nccl}, "
-        f"Python {platform.python_version()}"
-    )
-    members = from_all((f"{world.host} ({world.device_name})", software))
-    first_place, first_software = members[0]
-    for rank, (place, others_software) in enumerate(members):
-        if others_software != first_software:
-            raise PeersDiffer(
-                f"The processes of this run have different software: rank 0 on {first_place} has "
-                f"{first_software}; rank {rank} on {place} has {others_software}. Install the same "
-                "everywhere: run make setup at the same commit on all nodes."
-            )
-    places = dict.fromkeys(place for place, _ in members)
-    log.info("%d of %d processes joined, on %s", len(members), world.size, ", ".join(places))
+    if world.size > 1:
+        hosts = ", ".join(dict.fromkeys(world.hosts))
+        log.info("%d processes joined, on %s", world.size, hosts)
 
 
 def use_device(world: World) -> None:

@@ -130,8 +130,8 @@ def test_sites_that_cannot_train_together_are_refused_with_what_differs():
         roll_call.refuse_other(mine | other_rate, FACTS)
     for changes, words in (
         ({"torch": "2.11.0"}, r"torch=2\.13\.0 on node 0"),
-        ({"data": "e"}, "data"),
-        ({"processes": 1}, "processes at a site: 1 on node 1"),
+        ({"data": "e"}, "data="),
+        ({"processes": 1}, r"processes=2 on node 0 \(a\) and processes=1 on node 1"),
     ):
         with pytest.raises(PeersDiffer, match=words):
             roll_call.refuse_other(mine | changes, FACTS)
