@@ -203,8 +203,8 @@ class Launcher:
 
     def meet_other_nodes(self) -> int:
         """Wait until all nodes are there. Returns the exit code that all of them get."""
-        place = [os.environ.get("POD_SITE", ""), os.environ.get("K8S_NODE", "")]
-        command = [PYTHON, "-m", RENDEZVOUS, "meet", str(self.processes), *place]
+        site = os.environ.get("POD_SITE", "")
+        command = [PYTHON, "-m", RENDEZVOUS, "meet", str(self.processes), site]
         return self.children.run(command, self.environment)
 
     def read_progress(self) -> int:

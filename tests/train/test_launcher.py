@@ -247,7 +247,7 @@ def test_torchrun_starts_after_the_roll_call(
     play = Play("s5:1 r1:1 0")
     assert launcher.launch(replace(config, **NODES), play) == 0
     calls = [command for command in play.commands if "rendezvous" in command]
-    assert calls == ["-m train.distributed.rendezvous meet 2 a-zone a-machine"] * 3
+    assert calls == ["-m train.distributed.rendezvous meet 2 a-zone"] * 3
 
 
 @pytest.mark.parametrize("pod", [False, True])

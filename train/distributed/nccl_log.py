@@ -5,11 +5,10 @@
 The lines look like this in NCCL 2.18 to 2.31. Lines that are not understood are passed over.
 
     pod-1:57:130 [0] NCCL INFO NET/Socket : Using [0]eth0:10.1.2.3<0>
-    pod-1:57:130 [0] NCCL INFO ncclCommInitRankConfig comm 0x5e0 rank 2 nranks 4 ... commId 0x9f31ab - Init START
     pod-1:57:130 [0] NCCL INFO Channel 00/0 : 2[0] -> 3[1] via P2P/CUMEM             the sender says it
     pod-1:57:130 [0] NCCL INFO Channel 00/0 : 1[1] -> 2[0] [receive] via NET/Socket/0
 
-Ranks are those of a communicator. A rank that a log of this node names as its own is on this node, all others are not.
+What NCCL calls NET crosses the network; all else stays within a node.
 """
 
 import re
@@ -21,10 +20,7 @@ from pathlib import Path
 VERSION = re.compile(r"NCCL version (\d[\w.]*)")
 USING = re.compile(r"NCCL INFO NET/(IB|Socket) ?: Using ([^;]*)")
 DEVICE = re.compile(r"\[\d+\]([^\s<:]+)")
-COMMUNICATOR = re.compile(r"comm 0x[0-9a-f]+ rank (\d+) nranks .* commId (0x[0-9a-f]+)")
-CHANNEL = re.compile(
-    r"Channel \d+(?:/\d+)? : (\d+)(?:\[\w+\])? -> (\d+)(?:\[\w+\])? (?:\[\w+\] )?via (.+?)(?: comm 0x.*)?$"
-)
+CHANNEL = re.compile(r"Channel \d+(?:/\d+)? : .+ via (.+?)(?: comm 0x.*)?$")
 
 
 @dataclass
@@ -51,24 +47,16 @@ class NodeLog:
 def parse(logs: Iterable[str]) -> NodeLog:
     """Read the logs of all processes of a node. Whatever is in them, nothing is raised."""
     node = NodeLog()
-    here = set()  # (communicator, rank)
-    channels = []
     for log in logs:
-        communicator = ""  # the one that is being set up
         for line in log.splitlines():
             if match := VERSION.search(line):
                 node.version = match[1]
             elif match := USING.search(line):
                 node.devices[match[1]] = DEVICE.findall(match[2])
-            elif match := COMMUNICATOR.search(line):
-                rank, communicator = match.groups()
-                here.add((communicator, rank))
             elif match := CHANNEL.search(line):
-                sender, receiver, via = match.groups()
-                channels.append(({(communicator, sender), (communicator, receiver)}, via))
-    for ends, via in channels:
-        is_within = ends <= here or not via.startswith("NET")
-        (node.within if is_within else node.between)[transport_of(via)] += 1
+                transport = transport_of(match[1])
+                side = node.between if transport.startswith("NET") else node.within
+                side[transport] += 1
     return node
 
 

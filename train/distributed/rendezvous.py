@@ -1,6 +1,6 @@
 """The roll call before torchrun starts on several nodes: who is there, and whether all fit together.
 
-    python -m train.distributed.rendezvous meet PROCESSES [SITE [MACHINE]]
+    python -m train.distributed.rendezvous meet PROCESSES [SITE]
         wait until all NODES have joined. Exit code 0: start torchrun now. 10: the run is done
     python -m train.distributed.rendezvous over CODE [WHY]
         tell the others that this node will not come back
@@ -49,7 +49,7 @@ from train.distributed.registry import (
     named,
     serve,
 )
-from train.distributed.wan import describe_sites
+from train.distributed.wan import find_wan_warning
 
 log = logging.getLogger(__name__)
 
@@ -298,13 +298,13 @@ def over(config: Config, code: int, why: str = "") -> None:
             time.sleep(BEAT_S)
 
 
-def meet(config: Config, processes: int, site: str = "", machine: str = "") -> Verdict:
+def meet(config: Config, processes: int, site: str = "") -> Verdict:
     """Meet all other nodes of a run that is not done. Returns what all do next."""
     paths = RunPaths.of_node(config, ROOT)
     reason = find_end(config, paths)
     if reason:
         return Verdict(RUN_IS_DONE, reason)
-    facts = facts_of(config, processes) | {"site": site, "machine": machine}
+    facts = facts_of(config, processes) | {"site": site}
     client = client_of(config)
     if config.rank_in_site:
         return call(client, facts, config.start_timeout_s)
@@ -317,7 +317,8 @@ def meet(config: Config, processes: int, site: str = "", machine: str = "") -> V
         state.end(verdict.code)
     else:
         with contextlib.suppress(Unreachable):
-            report_sites(config, client.read(), paths)
+            if warning := find_wan_warning(config, list(client.read().values())):
+                log.warning("%s", warning)
     return verdict
 
 
@@ -375,16 +376,6 @@ def find_end(config: Config, paths: RunPaths) -> str:
         return ""
     made = f"{last['step']} of {config.last_step} steps"
     return f"run {config.run_name} is done: {made}, in {paths.folder}"
-
-
-def report_sites(config: Config, nodes: dict[int, Facts], paths: RunPaths) -> None:
-    """Say which node is where, here and in the run's log, which outlives a pod's."""
-    lines = describe_sites(config, [nodes[rank] for rank in sorted(nodes)])
-    for level, line in lines:
-        log.log(level, "%s", line)
-    stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-    with contextlib.suppress(OSError), open(paths.train_log, "a", encoding="utf-8") as file:
-        file.writelines(f"{stamp} roll call: {line}\n" for _, line in lines)
 
 
 def stop_asked(number: int, frame: object) -> None:

@@ -8,13 +8,11 @@ loses packets, much worse. What is said is marked as computed.
 """
 
 import importlib.util
-import logging
 import os
 from typing import Any
 
 from hardware.model_size import parameters
 from settings.config import Config
-from train.distributed.registry import named
 
 ROUND_TRIP_S = 0.03  # between universities of one continent: 10 to 50 ms
 SPEEDS = (1.0, 10.0)  # Gbit/s between two sites: what is got as a rule, and what is hoped for
@@ -57,37 +55,25 @@ def may_be_at_sites() -> bool:
     return os.environ.get("POD_NETWORK") == "wan"  # k8s/cluster/job_spec.py sets it
 
 
-def describe_sites(c: Config, nodes: list[dict[str, Any]]) -> list[tuple[int, str]]:
-    """Say which node is where, and warn if each step crosses a WAN.
+def find_wan_warning(c: Config, nodes: list[dict[str, Any]]) -> str:
+    """Say what each step sends where nodes are at several sites, or may be; else "".
 
-    Args:
-        nodes: the facts of all nodes, as rendezvous.py gathers them.
-
-    Returns:
-        (level of logging, line)
+    nodes: the facts of all nodes, as rendezvous.py gathers them.
     """
-    lines = []
-    for node in nodes:
-        where = f"site={node['site'] or 'unknown'} machine={node['machine'] or 'unknown'}"
-        line = f"{named(node)}: {where} processes={node['settings']['NPROC']}"
-        lines.append((logging.INFO, line))
     sites = sorted({node["site"] for node in nodes})
     count = len(sites)
     where = f"the nodes are at {count} sites: {', '.join(sites)}"
     if sites == [""] and may_be_at_sites():  # the cluster does not tell pods where they are
         count = len(nodes)
         where = f"the nodes do not know their sites, and may be at {count}"
-    elif "" in sites:
-        return [*lines, (logging.INFO, "sites: unknown")]
-    elif count == 1:
-        return [*lines, (logging.INFO, f"one site: {sites[0]}")]
+    elif "" in sites or count == 1:
+        return ""
     sent = amount(2 * (count - 1) / count * gradient_bytes(c))
-    advice = (
+    return (
         f"{where}. Each step sends {sent} of gradients out of each. make plan SITES={count} says "
         "what that costs; make restart SITE=ZONE keeps all pods at one site; SYNC=diloco "
         "synchronizes once in SYNC_EVERY steps"
     )
-    return [*lines, (logging.WARNING, advice)]
 
 
 def find_site_problem(c: Config) -> str | None:

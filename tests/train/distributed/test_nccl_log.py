@@ -65,23 +65,6 @@ gpu-a:{300 + i}:{400 + i} [{i}] NCCL INFO Channel 03/0 : {i}[{i}] -> {2 + i}[{i}
     assert plugin.line().endswith(line.replace("IB with", "IBext_v8 with"))
 
 
-def test_ranks_of_groups_are_told_apart():
-    """In PARALLEL=hsdp rank 1 of a group of replicas is on another node, and of a group of shards it is here."""
-    groups = [
-        f"pt-0:{70 + gpu}:200 [{gpu}] NCCL INFO ncclCommInitRankConfig comm 0x7{gpu} rank 0 nranks 2 "
-        f"cudaDev {gpu} nvmlDev {gpu} busId 4a000 commId 0xc{gpu} - Init COMPLETE\n"
-        f"pt-0:{70 + gpu}:200 [{gpu}] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0\n"
-        for gpu in (0, 1)
-    ]
-    node = parse([socket_node(0, 0) + groups[0], socket_node(1, 1) + groups[1]])
-    assert list(node.within) == ["P2P/CUMEM"] and node.between["NET/Socket"] == 6
-
-
-def test_ranks_of_one_node_over_the_network():
-    texts = [socket_node(rank, rank, via="NET/Socket/0") for rank in (0, 1)]
-    assert parse(texts).within == {"NET/Socket": 4}
-
-
 def test_nothing_that_is_read_raises():
     whole = socket_node(0, 0) + socket_node(1, 1)
     for text in (

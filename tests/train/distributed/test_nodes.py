@@ -303,8 +303,7 @@ def test_a_node_that_was_told_to_stop_comes_back_and_the_other_has_waited(
     )
     assert job.nodes[1 - stopped].poll() is None
     job.nodes[stopped] = job.start(stopped)
-    said = job.ends(0, 0)
-    assert "roll call: sites: unknown" in said[0]
+    job.ends(0, 0)
     events = [r["event"] for r in record_reader.read_records(job.run.metrics)]
     assert events.count("resume") == 1 and events.count("start") == 1
     assert f"resumed from {saved.name}" in job.run.train_log.read_text()
