@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Callable, Mapping
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -18,8 +17,6 @@ from train.hooks.hook import Hook, StopTraining
 
 if TYPE_CHECKING:
     from train.job import Job
-
-LARGE_SHARE = 0.02  # of the time: evaluations that take more are named
 
 
 class Evaluation(Hook):
@@ -47,8 +44,6 @@ class Evaluation(Hook):
         self.validated_at = 0
         self.validation_loss: float | None = None
         self.core_at = 0
-        self.times_validated = 0  # in this attempt
-        self.settings_named: set[str] = set()  # of evaluations that take much of the time
 
     def at_start(self, job: "Job") -> None:
         # An evaluation is due that the attempt before did not come to.
@@ -93,11 +88,8 @@ class Evaluation(Hook):
         if result is None:
             values = {"val_loss": None, "val_bpb": None, "scored_tokens": 0} | values
         self.validated_at = job.step
-        self.times_validated += 1
         if not full:
             self.validation_loss = result.loss if result else None
-            if self.times_validated > 1:  # the first may have been compiled
-                self.name_large_share(job, "EVAL_EVERY", job.config.eval_every, seconds)
         job.recorder.evaluation(job.step, job.tokens, **values, eval_s=seconds, full=full)
         return result
 
@@ -108,11 +100,9 @@ class Evaluation(Hook):
 
         def score(**limits: Any) -> Result | None:
             counts = core(job.model, **limits)
-            return (
-                None
-                if counts is None
-                else Result.of(core.bundle.tasks, counts, core.bundle.missing)
-            )
+            if counts is None:
+                return None
+            return Result.of(core.bundle.tasks, counts, core.bundle.missing)
 
         result, values, seconds = self.run(job, "CORE", score)
         self.core_at = job.step
@@ -120,7 +110,6 @@ class Evaluation(Hook):
             job.recorder.say(f"step {job.step}: {result.describe()}")
         else:
             values = {"core": None, "core_error": values["error"]}
-        self.name_large_share(job, "CORE_EVERY", job.config.core_every, seconds)
         job.recorder.event("eval", job.step, job.tokens, **values, core_s=seconds, eval_s=seconds)
 
     def run(
@@ -154,21 +143,6 @@ class Evaluation(Hook):
         if result is None and not values:
             raise StopTraining
         return result, result.record() if result else values, time.perf_counter() - began
-
-    def name_large_share(self, job: "Job", setting: str, every: int, seconds: float) -> None:
-        """Say once that evaluations take much of the time, if steps stay as long as they were."""
-        if not every or not job.deadlines.times or setting in self.settings_named:
-            return
-        step_s = median(job.deadlines.times)
-        share = seconds / (seconds + every * step_s)
-        if share <= LARGE_SHARE:
-            return
-        self.settings_named.add(setting)
-        enough = math.ceil(seconds * (1 / LARGE_SHARE - 1) / step_s / 100) * 100
-        job.recorder.say(
-            f"an evaluation took {seconds:.1f} s, which at {setting}={every} is {100 * share:.1f}% of the "
-            f"time: {setting}={enough} or less to score would make it less than {100 * LARGE_SHARE:g}%"
-        )
 
     def is_best(self, job: "Job") -> bool:
         """Whether KEEP_BEST asks for a checkpoint here: no other has a lower loss.
@@ -216,17 +190,12 @@ class Evaluation(Hook):
     def report(self, job: "Job", result: Any) -> None:
         """Say the bits per byte at the end, and what compressors need where they had the same text."""
         others = self.compressed if self.evaluator.full_is_all else {}
-        beside = "".join(f"; {name} needs {value:.3f}" for name, value in others.items())
+        figures = ", ".join(f"{name}: {value:.3f}" for name, value in others.items())
+        beside = f" ({figures})" if figures else ""
         job.recorder.say(
             f"validation: {result.bpb:.3f} bits per byte on {result.text_bytes} held-out bytes{beside}",
-            f"\nThe model needs {result.bpb:.3f} bits per byte of held-out text{describe(others)}.",
+            f"\nThe model needs {result.bpb:.3f} bits per byte of held-out text{beside}.",
         )
         if len(result.by_source) > 1:
             parts = (f"{name} {of.bpb:.3f}" for name, of in result.by_source.items())
             job.recorder.say(f"bits per byte of each source: {', '.join(parts)}")
-
-
-def describe(others: Mapping[str, float]) -> str:
-    """Say what general compressors need: ` (gzip -9: 1.958, xz -9: 1.692)`."""
-    figures = ", ".join(f"{name}: {value:.3f}" for name, value in others.items())
-    return f" ({figures})" if figures else ""
