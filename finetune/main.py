@@ -13,10 +13,10 @@ from settings.config import Config
 from train.assemble import Attempt
 from train.distributed.world import World, together
 from train.job import Job
-from train.main import main
+from train.main import Training, main
 
 
-class Finetuning:
+class Finetuning(Training):
     """A model of others, or of ours, on conversations."""
 
     target = "finetune"

@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import warnings
-from typing import Protocol, TextIO
+from typing import TextIO
 
 from hardware.out_of_memory import is_out_of_memory
 from record import goodput, metrics, status
@@ -39,7 +39,7 @@ from train.data.manifest import DataError
 from train.data.sources.source import CorpusError
 from train.data.tokenizer import TokenizerError
 from train.diloco.result import RunIsOver
-from train.distributed.signals import BY_USER, Interrupt, Stopped, end_with_parent, mark_of
+from train.distributed.signals import BY_USER, Interrupt, end_with_parent
 from train.distributed.world import (
     PeersDiffer,
     PeersMissing,
@@ -77,33 +77,21 @@ CODES_OF_ERRORS: dict[type[Exception], int] = {
 }
 
 
-class Training(Protocol):
-    """What is trained: a model of ours from text here, a model of others in finetune/main.py."""
+class Training:
+    """What is trained: a model of ours, from text. finetune/main.py trains another."""
 
-    target: str  # of make, which goes on
+    target = "train"  # of make, which goes on
 
     def load_settings(self) -> Config:
         """The settings of this process. Raises SettingsError."""
-
-    def resolve_from_data(self, config: Config, world: World) -> Config:
-        """Add what only the data decide. Raises one of CODES_OF_ERRORS."""
-
-    def build_job(self, attempt: Attempt) -> Job:
-        """Build everything the loop needs, at the step of the newest checkpoint."""
-
-
-class Pretraining:
-    """A model of ours, from text."""
-
-    target = "train"
-
-    def load_settings(self) -> Config:
         return Config.load()
 
     def resolve_from_data(self, config: Config, world: World) -> Config:
+        """Add what only the data decide. Raises one of CODES_OF_ERRORS."""
         return config
 
     def build_job(self, attempt: Attempt) -> Job:
+        """Build everything the loop needs, at the step of the newest checkpoint."""
         return build_job(attempt)
 
 
@@ -113,40 +101,46 @@ class Process:
 
     Attributes:
         lock: of the run's folder, held until this process is over.
-        mark: for the launcher, beside the exit code (distributed/signals.py).
     """
 
     interrupt: Interrupt
     lock: TextIO | None = None
     status: Status | None = None
     job: Job | None = None
-    mark: str = ""
+
+    def end_at_once(self, code: int, mark: str) -> None:
+        """A signal ends this process: before training, or because it did not heed the first one."""
+        if code == STOPPED:
+            asked = self.interrupt.asked
+            log.info("stopped by %s before training; there is nothing to save", asked)
+            if self.status:
+                self.status.end(code)
+        report_exit(code, mark)
 
 
-def main(training: Training | None = None) -> int:
+def main(training: Training = Training()) -> int:  # noqa: B008 (it has no state)
     """Run to an exit code. Whatever goes wrong is said in one sentence, and in full where it is a fault of ours."""
-    process = Process(prepare_process())
+    prepare_process()
+    process = Process(Interrupt())
+    process.interrupt.before_end = process.end_at_once
     if parent_is_gone():
         return OTHER.code
     try:
-        code, reason = run(process, training or Pretraining()), ""
-    except (Exception, Stopped) as error:
+        code, reason = run(process, training), ""
+    except Exception as error:
         code, reason = explain(process, error)
     end_attempt(process, code, reason)
     return code
 
 
-def prepare_process() -> Interrupt:
-    """Set up logging and signals. Returns what hears them."""
+def prepare_process() -> None:
+    """Set up logging, and end with the process that started this one."""
     console.start_logging()
     logging.raiseExceptions = False  # a closed terminal must not end a run, nor fill its log
     # DCP, in one process
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-    interrupt = Interrupt()
-    interrupt.at_force = report_exit
     # a launcher that was killed leaves nothing behind: torchrun's processes at once, a single one saves and stops
     end_with_parent(signal.SIGKILL if under_torchrun() else signal.SIGTERM)
-    return interrupt
 
 
 def run(process: Process, training: Training) -> int:
@@ -173,26 +167,23 @@ def run(process: Process, training: Training) -> int:
     limit_s = config.start_timeout_s + config.sample_tokens
     # The others wait here while the first one samples and sums up.
     with job.activity("the end of the run", limit_s, "START_TIMEOUT_S"):
-        say_end(job, is_done)
+        end_training(job, is_done)
         from_first(None)  # leave together: torchrun ends the others as soon as one has left
     return DONE if is_done else STOPPED
 
 
-def say_end(job: Job, is_done: bool) -> None:
+def end_training(job: Job, is_done: bool) -> None:
     """Say how training ended: in the log, the record and STATUS.json."""
-    if is_done:
-        say_shares(job)
-    else:
+    phase, code = "done", DONE
+    if not is_done:
+        phase, code = "stopped", STOPPED
         say_stopped(job)
-    phase, code = ("done", DONE) if is_done else ("stopped", STOPPED)
     end_record(job, phase)
-    last_step = job.config.last_step
-    job.status.phase(phase, step=job.step, last_step=last_step, exit_code=code)
+    job.status.phase(phase, step=job.step, last_step=job.config.last_step, exit_code=code)
 
 
-def explain(process: Process, error: BaseException) -> tuple[int, str]:
+def explain(process: Process, error: Exception) -> tuple[int, str]:
     """Say why the attempt failed. Returns the exit code and the reason."""
-    interrupt = process.interrupt
     for kind, code in CODES_OF_ERRORS.items():
         if isinstance(error, kind):
             log.error("%s", error)
@@ -202,13 +193,6 @@ def explain(process: Process, error: BaseException) -> tuple[int, str]:
         if process.status:
             process.status.phase("stopped", exit_code=DONE)
         return DONE, ""
-    # What it waited for outside of Python may have failed because others left on request.
-    if isinstance(error, Stopped) or (interrupt.asked and not interrupt.training):
-        name = str(error) if isinstance(error, Stopped) else interrupt.asked
-        beside = "" if isinstance(error, Stopped) else f" ({first_line(error)})"
-        log.info("stopped by %s before training; there is nothing to save%s", name, beside)
-        process.mark = mark_of(name)
-        return STOPPED, ""
     log.error("the trainer failed", exc_info=error)
     job = process.job
     if job is None or not is_out_of_memory(error):
@@ -227,9 +211,8 @@ def end_attempt(process: Process, code: int, reason: str) -> None:
         end_record(job, "crashed")
     if process.status and code and process.status.is_going_on:
         process.status.end(code, reason)
-    if code == STOPPED and interrupt.asked not in (None, "SIGTERM"):
-        process.mark = BY_USER
-    report_exit(code, process.mark, reason)
+    is_by_user = code == STOPPED and interrupt.asked not in (None, "SIGTERM")
+    report_exit(code, BY_USER if is_by_user else "", reason)
     is_stuck = False
     if job:
         for hook in job.hooks:
@@ -259,19 +242,6 @@ def leave_at_once(code: int) -> None:
     with contextlib.suppress(OSError):
         sys.stdout.flush()
     os._exit(code)
-
-
-def say_shares(job: Job) -> None:
-    """Say what a run of several sources was trained on."""
-    if "," not in job.config.data_mix or not job.shares:
-        return
-    parts = []
-    for name, seen in job.shares.items():
-        epochs = f", {seen['epochs']:.2f} epochs" if seen["epochs"] else ""
-        parts.append(
-            f"{name} {100 * seen['share']:.2f}% = {seen['tokens'] / 1e6:.2f}M tokens{epochs}"
-        )
-    job.recorder.say(f"trained on {'; '.join(parts)}")
 
 
 def say_stopped(job: Job) -> None:

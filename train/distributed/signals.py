@@ -1,9 +1,10 @@
 """SIGTERM, SIGINT and a closed terminal's SIGHUP: remembered, and acted on where nothing is lost.
 
 While weights are being trained a signal only sets a flag, which travels with the step's numbers, so that
-all ranks stop behind the same step and save. Before that there is nothing to save: the process leaves.
+all ranks stop after the same step and save. Before that there is nothing to save: the process ends at once.
 """
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -12,12 +13,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from types import FrameType
+from typing import Any
+
+from record.exit_codes import STOPPED
 
 PATIENCE_S = 3.0  # one Ctrl-C arrives several times, from the terminal and from the launcher
 IN_DOUBT = "?"  # SIGTERM: torchrun sends it too, when another process has died
 BY_USER = "!"  # SIGINT and SIGHUP, which nothing else sends
-DEAF_S = 10.0  # before training: a main thread that has not heard of a signal by then waits outside of Python
 
 
 def end_with_parent(number: int) -> None:
@@ -32,36 +34,42 @@ def end_with_parent(number: int) -> None:
             os.kill(os.getpid(), number)
 
 
-def mark_of(asked: str | None) -> str:
+def mark_of(asked: str) -> str:
     """What the launcher is told beside the exit code of a process that a signal ended before training."""
-    return {"SIGTERM": IN_DOUBT, None: ""}.get(asked, BY_USER)
+    return IN_DOUBT if asked == "SIGTERM" else BY_USER
 
 
 class Stopped(BaseException):
-    """Told to stop while there was nothing to save. Not an Exception, so that nothing swallows it."""
+    """Told to stop while there is nothing to save. Not an Exception, so that nothing swallows it."""
 
 
 class Interrupt:
-    """Handles the signals of this process from its creation on."""
+    """Hears the signals of this process from its creation on, in a thread.
+
+    The main thread comes to a signal only between two lines of Python, and not while it waits for ranks that
+    are gone. So the thread acts: before training it ends the process, and at a second signal always.
+
+    Attributes:
+        asked: name of the first signal.
+        asked_at: when it came, in monotonic seconds.
+        training: whether a checkpoint will follow.
+        before_end: called with exit code and mark before the process ends at once.
+    """
 
     def __init__(self) -> None:
-        self.asked: str | None = None  # name of the first signal
+        self.asked: str | None = None
         self.asked_at = 0.0
-        self.training = False  # whether a checkpoint will follow
-        self.at_force: Callable[..., None] = lambda *_: (
-            None
-        )  # what is done with a code before ending with it at once
+        self.training = False
+        self.is_heard = threading.Event()
+        self.before_end: Callable[[int, str], None] = lambda code, mark: None
         self.numbers = [signal.SIGTERM, signal.SIGINT]
-        if (
-            signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
-        ):  # a detached run is to outlive its terminal
+        # A detached run, which ignores it, outlives its terminal.
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             self.numbers.append(signal.SIGHUP)
         for number in self.numbers:
-            signal.signal(number, self.handle)
+            signal.signal(number, self.wait_for_thread)
         heard, self.wake = socket.socketpair()
-        os.register_at_fork(
-            after_in_child=lambda: signal.set_wakeup_fd(-1)
-        )  # a child's signals are not ours
+        os.register_at_fork(after_in_child=self.release)  # a child's signals are not ours
         self.wake.setblocking(False)
         signal.set_wakeup_fd(self.wake.fileno(), warn_on_full_buffer=False)
         threading.Thread(target=self.watch, args=(heard,), name="signals", daemon=True).start()
@@ -78,35 +86,27 @@ class Interrupt:
         signal.set_wakeup_fd(-1)
         self.wake.close()
 
-    def handle(self, number: int, frame: FrameType | None) -> None:
-        if self.asked is None:
-            self.asked, self.asked_at = signal.Signals(number).name, time.monotonic()
-            if (
-                not self.training and sys.exc_info()[0] is None
-            ):  # else an error is being told of already
-                raise Stopped(self.asked)
+    def wait_for_thread(self, number: int, frame: Any) -> None:
+        """The handler, in the main thread: before training it does not return."""
+        self.is_heard.wait(PATIENCE_S)
 
     def watch(self, heard: socket.socket) -> None:
-        """End the process where its main thread will not, since that comes to `handle` only between two lines of
-        Python, and not while it waits for ranks that are gone: at a second signal, and before training when the first
-        was not heard of."""
-        first, told_at = 0, 0.0
-        while True:
-            unheard = first and not self.training and self.asked is None
-            heard.settimeout(max(0.01, told_at + DEAF_S - time.monotonic()) if unheard else None)
-            try:
-                number = int.from_bytes(heard.recv(1))
-            except TimeoutError:
-                if not self.training and self.asked is None:
-                    self.end(75, mark_of(signal.Signals(first).name))
+        """The thread."""
+        while number := int.from_bytes(heard.recv(1)):  # 0: released
+            if number not in self.numbers:
                 continue
-            if not number:  # released
-                return heard.close()
-            if number in self.numbers and not first:
-                first, told_at = number, time.monotonic()
-            elif number in self.numbers and time.monotonic() - told_at > PATIENCE_S:
+            now = time.monotonic()
+            if self.asked is None:
+                self.asked_at = now
+                self.asked = signal.Signals(number).name
+                if not self.training:
+                    self.end(STOPPED, mark_of(self.asked))
+                self.is_heard.set()
+            elif now - self.asked_at > PATIENCE_S:
                 self.end(128 + number)
+        heard.close()
 
     def end(self, code: int, mark: str = "") -> None:
-        self.at_force(code, mark)
+        with contextlib.suppress(Exception):
+            self.before_end(code, mark)
         os._exit(code)
