@@ -38,8 +38,8 @@ from train.data.data_paths import SHARD_TOKENS
 from train.data.manifest import Seal, manifest_of
 from train.data.shards import write_shard
 from train.data.sources.pin import pin
+from train.hooks.profiler import PROFILE_STEPS, SETTLE
 from train.profile import time_shares
-from train.profile.profiling import PROFILE_STEPS, SETTLE
 
 PREFIX = "run-"  # in BENCH_SHAPES, before a shape
 SOURCE, ENTRIES = "python-stdlib", 512

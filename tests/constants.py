@@ -24,7 +24,7 @@ MODULES: dict[str, str] = {
     "MAX_EPOCHS": "train.data.data_paths",
     "MAX_ROLLBACKS": "train.faults.guard",
     "MAX_SKIPS": "train.faults.guard",
-    "PROFILE_STEPS": "train.profile.profiling",
+    "PROFILE_STEPS": "train.hooks.profiler",
     "SHARD_TOKENS": "train.data.data_paths",
     "SITE_WAIT_S": "train.timeouts",
     "SYNC_STREAMS": "train.diloco.site_registry",

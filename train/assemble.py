@@ -3,7 +3,6 @@
 tokenizer and shards -> model, spread over processes -> rehearsal of a step -> checkpoint -> record
 """
 
-import contextlib
 import dataclasses
 import json
 import logging
@@ -84,17 +83,16 @@ class Stopwatch:
 def process_age_s() -> float:
     """How long this process has been there: what Python and its imports took. 0 where the system does not say."""
     try:
-        started = float(
-            Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19]
-        ) / os.sysconf("SC_CLK_TCK")
-        return float(Path("/proc/uptime").read_text().split()[0]) - started
+        ticks = float(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
+        uptime_s = float(Path("/proc/uptime").read_text().split()[0])
+        return uptime_s - ticks / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError):
         return 0.0
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Attempt:
-    """An attempt at a run, which has begun.
+    """An attempt at a run. `begin` adds what it says of it.
 
     Attributes:
         is_shared: whether all nodes see the run's folder.
@@ -110,60 +108,39 @@ class Attempt:
     status: Status
     is_shared: bool
     stopwatch: Stopwatch
-    before: dict[str, Any]
-    changes: dict[str, list]
-    number: int
-    watch: Watchdog
+    before: dict[str, Any] = dataclasses.field(init=False)
+    changes: dict[str, list] = dataclasses.field(default_factory=dict)
+    number: int = 0
+    watch: Watchdog = dataclasses.field(init=False)
 
 
-def begin(
-    config: Config,
-    paths: RunPaths,
-    world: World,
-    interrupt: Interrupt,
-    status: Status,
-    is_shared: bool,
-    stopwatch: Stopwatch,
-) -> Attempt:
+def begin(attempt: Attempt) -> None:
     """Compare with what the run was before, and say how it is stopped and saved. Raises SettingsError."""
-    before = from_first(stored_config(paths) if world.is_first else {})
-    complaints: list[str] = []
-    changes: dict[str, list] = {}
+    config, paths, world = attempt.config, attempt.paths, attempt.world
+    status, interrupt = attempt.status, attempt.interrupt
+    before = attempt.before = from_first(stored_config(paths) if world.is_first else {})
     if before:
-        complaints, changes = compare_with_stored(before["settings"], config.values())
-    if complaints:
-        raise SettingsError([f"{complaint} [{paths.config}]" for complaint in complaints])
-    number = len(before.get("attempts", []))
+        complaints, attempt.changes = compare_with_stored(before["settings"], config.values())
+        if complaints:
+            raise SettingsError([f"{complaint} [{paths.config}]" for complaint in complaints])
+        attempt.number = len(before.get("attempts", []))
     say_how_it_is_stopped(config, world, status)
-    say_where_it_is_saved(config, paths, world, is_shared)
+    say_where_it_is_saved(config, paths, world, attempt.is_shared)
     if world.is_first:
         for line in watchdog.put_away(paths.hang):
             log.warning("the attempt before: %s", line)
     from_first(None)  # the stacks of that attempt are out of the way
-    watch = Watchdog(
+    attempt.watch = Watchdog(
         paths.hang,
         world.rank,
         world.host,
         lambda: interrupt.told_at if interrupt.training else None,
         at_end=lambda: hung(status),
     )
-    watch.expect("opening the data", config.start_timeout_s)
+    attempt.watch.expect("opening the data", config.start_timeout_s)
     set_timeout(COLLECTIVE_S, [])  # from here on the watchdog ends what hangs
     # From here on the run is touched, and its status says so.
-    status.phase("data", attempt=number)
-    return Attempt(
-        config=config,
-        paths=paths,
-        world=world,
-        interrupt=interrupt,
-        status=status,
-        is_shared=is_shared,
-        stopwatch=stopwatch,
-        before=before,
-        changes=changes,
-        number=number,
-        watch=watch,
-    )
+    status.phase("data", attempt=attempt.number)
 
 
 def build_job(attempt: Attempt) -> Job:
@@ -308,16 +285,12 @@ def rehearse_and_resume(job: Job, attempt: Attempt, is_streamed: bool = False) -
     config, is_compiled = job.config, parallel.bare(job.model).compiled
     job.status.phase("compiling" if is_compiled else "rehearsing")
     limit_s = 4 * config.start_timeout_s
-    doing = "compiling" if is_compiled else "the rehearsal of a step"
-    attempt.watch.expect(doing, limit_s)
-    began = time.perf_counter()
+    attempt.watch.expect("the rehearsal of a step", limit_s)
     with (
         refuse_out_of_memory(lambda: memory_advice(config, job.world)),
-        compilation.refuse_damaged_cache() if is_compiled else contextlib.nullcontext(),
+        compilation.refuse_damaged_cache(),
     ):
         rehearse(job.model, job.optimizer, job.loader.blank())
-    if is_compiled:
-        log.info("compiled in %.1f s", time.perf_counter() - began)
     transport.say(job)  # gradients have met for the first time
     attempt.stopwatch.lap("compile" if is_compiled else "rehearsal")
     # The others wait while the first hashes the checkpoint.
@@ -370,16 +343,8 @@ def say_how_it_is_stopped(c: Config, world: World, state: Status) -> None:
     allowed = float(c.grace_period_s)
     spare = 0
     if world.size > 1:
-        allowed, settable = shutdown_timeout_s(c)
+        allowed = shutdown_timeout_s(c)
         spare = c.grace_period_s - c.shutdown_timeout_s
-        if not settable:
-            log.warning(
-                "torch %s ends processes %.0f s after SIGTERM, whatever GRACE_PERIOD_S=%d says: a save "
-                "must be shorter",
-                torch.__version__,
-                allowed,
-                c.grace_period_s,
-            )
     last = state.facts
     needed = last.get("step_s", 0.0) + last.get("save_s", 0.0)
     if needed > allowed:

@@ -39,7 +39,7 @@ def test_a_stop_that_takes_longer_than_there_is_time_is_said_before_it_comes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     c = Config()
-    monkeypatch.setattr(assemble, "shutdown_timeout_s", lambda _: (120.0, True))
+    monkeypatch.setattr(assemble, "shutdown_timeout_s", lambda _: 120.0)
     say_how_it_is_stopped(c, world(2), state(tmp_path, step_s=10.0, save_s=100.0))
     say_how_it_is_stopped(c, world(1), state(tmp_path, step_s=10.0, save_s=160.0))
     say_how_it_is_stopped(c, world(2), state(tmp_path))  # nothing is known yet
@@ -49,14 +49,6 @@ def test_a_stop_that_takes_longer_than_there_is_time_is_said_before_it_comes(
     assert "Set GRACE_PERIOD_S=248" in caplog.text
     say_how_it_is_stopped(c, world(1), state(tmp_path, step_s=10.0, save_s=175.0))
     assert "GRACE_PERIOD_S=180 leaves 180 s" in caplog.text
-
-
-def test_a_torch_that_ends_processes_after_30_s_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(assemble, "shutdown_timeout_s", lambda _: (30.0, False))
-    say_how_it_is_stopped(Config(), world(2), state(tmp_path, step_s=1.0, save_s=20.0))
-    assert "ends processes 30 s after SIGTERM, whatever GRACE_PERIOD_S=180 says" in caplog.text
 
 
 def test_nodes_without_a_common_disk_are_told_what_follows(

@@ -230,14 +230,14 @@ def under_torchrun() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
-def shutdown_timeout_s(c: Config) -> tuple[float, bool]:
-    """Return the seconds from SIGTERM to SIGKILL under torchrun, and whether they can be set (not in torch 2.11)."""
+def shutdown_timeout_s(c: Config) -> float:
+    """Return the seconds from SIGTERM to SIGKILL under torchrun, which torch 2.11 lets nobody set."""
     from torch.distributed.launcher import api
 
     name = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
     if name not in Path(api.__file__).read_text(encoding="utf-8"):
-        return 30.0, False
-    return float(os.environ.get(name, c.shutdown_timeout_s)), True
+        return 30.0
+    return float(os.environ.get(name, c.shutdown_timeout_s))
 
 
 def parent_is_gone() -> bool:

@@ -114,14 +114,14 @@ def refuse_damaged_cache() -> Iterator[None]:
 
     A machine that loses power while it compiles leaves such files behind.
     """
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
-
     try:
         yield
     except Exception as error:
         text = str(error)
         if not any(sign in text for sign in DAMAGED_LIBRARY):
             raise
+        from torch._inductor.runtime.cache_dir_utils import cache_dir  # above it would take seconds
+
         folder = cache_dir()
         raise DataError(
             f"torch.compile's cache in {folder} is damaged, as after a power failure. Delete it and "

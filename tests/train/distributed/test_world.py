@@ -108,11 +108,11 @@ def test_a_torch_whose_shutdown_timeout_cannot_be_set_is_known(tmp_path, monkeyp
     api = tmp_path / "api.py"
     monkeypatch.setattr(launcher, "api", SimpleNamespace(__file__=str(api)))
     api.write_text("timeout = 30")
-    assert distributed.shutdown_timeout_s(config) == (30.0, False)
+    assert distributed.shutdown_timeout_s(config) == 30.0
     api.write_text("TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
-    assert distributed.shutdown_timeout_s(config) == (99.0, True)
+    assert distributed.shutdown_timeout_s(config) == 99.0
     monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "45")
-    assert distributed.shutdown_timeout_s(config) == (45.0, True)
+    assert distributed.shutdown_timeout_s(config) == 45.0
 
 
 def test_each_nodes_launcher_hears_of_a_checkpoint(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.running import environment, losses, train
-from train.profile.profiling import window
+from train.hooks.profiler import window
 
 
 @pytest.mark.parametrize(
