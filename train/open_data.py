@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import logging
-import time
 from collections.abc import Mapping
 
 import numpy as np
@@ -21,11 +20,9 @@ from train.data.tokenizer import Vocabulary
 from train.distributed.world import World, from_all, from_first
 from train.evaluate.validation import Evaluator
 from train.faults.watchdog import Watchdog
+from train.hooks.streamed_data import wait_for_data
 
 log = logging.getLogger(__name__)
-
-LOOK_S = 0.2  # between two looks at whether the first data have come
-SAY_S = 10.0  # between two lines about that
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +76,14 @@ def open_data(
     if relay:
         relay.start(vocabulary)
     if feed:
-        wait_for_first_data(config, vocabulary, feed, held_out, watch)
+
+        def find_lacking() -> str:
+            watch.expect("waiting for the first data", config.start_timeout_s)
+            if not from_first(feed.ready):  # the producer makes the folders
+                return next(iter(config.mixture))
+            return prepare.not_begun(config, vocabulary, held_out)
+
+        wait_for_data(feed, find_lacking, log.info)
     sources = prepare.open_sources(config, vocabulary, partial=feed is not None)
     prepare.refuse_repetition(config, sources, begun=is_resumed)
     log_sources(config, sources)
@@ -93,41 +97,6 @@ def open_data(
     lengths = padded_lengths(vocabulary, config)
     evaluator = Evaluator(config, sources, lengths, world, vocabulary.end_of_text, held_out)
     return Data(vocabulary, sources, loader, evaluator, feed, fingerprint)
-
-
-def wait_for_first_data(
-    config: Config, vocabulary: Vocabulary, feed: Feed, held_out: dict[str, int], watch: Watchdog
-) -> None:
-    """Wait until all ranks see something of each source to train on, and the validation shards of `held_out`.
-
-    Raises DataError, on all ranks, if the producer cannot make that.
-    """
-    began = said = time.monotonic()
-    is_ready = False  # whether the producer has the folders
-    while True:
-        watch.expect("waiting for the first data", config.start_timeout_s)
-        missing = next(iter(config.mixture))
-        if is_ready:
-            missing = prepare.not_begun(config, vocabulary, held_out)
-        of_ranks = from_all((missing, feed.ready, feed.broken))
-        lacking = [rank[0] for rank in of_ranks]
-        is_ready = of_ranks[0][1]
-        if not any(lacking):
-            return
-        now = time.monotonic()
-        broken = max(rank[2] for rank in of_ranks)
-        if problem := broken or from_first(feed.why_not(now - began, lacking)):
-            raise DataError(problem)
-        if now - said > SAY_S:
-            said = now
-            names = ", ".join(sorted(set(lacking) - {""}))
-            log.info(
-                "waiting for the first data of %s, for %.0f s so far%s",
-                names,
-                now - began,
-                feed.progress(),
-            )
-        time.sleep(LOOK_S)
 
 
 def log_sources(config: Config, sources: dict[str, ShardSet]) -> None:

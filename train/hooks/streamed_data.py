@@ -1,8 +1,8 @@
 """Shards that are made while the run trains: training waits for them, and the producer hears what it has used."""
 
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch import Tensor
 
@@ -21,6 +21,32 @@ if TYPE_CHECKING:
 LOOK_S = 0.2  # between two looks at whether data have come
 FIRST_LINE_S = 2.0  # of waiting, after which it is said; then at growing distances up to:
 LINE_S = 60.0
+
+
+def wait_for_data(feed: Feed, find_lacking: Callable[[], str], say: Callable[[str], None]) -> float:
+    """Wait, all ranks together, until none lacks data. Returns the seconds.
+
+    Args:
+        find_lacking: returns the source that this rank lacks, or ""; called on all ranks at each look.
+        say: takes a line about the wait.
+
+    Raises DataError, on all ranks, where waiting is of no use.
+    """
+    began = time.perf_counter()
+    waited_s = 0.0
+    next_line_s = FIRST_LINE_S
+    while True:
+        lacking, broken = zip(*from_all((find_lacking(), feed.broken)), strict=True)
+        if not any(lacking):
+            return waited_s
+        if problem := max(broken) or from_first(feed.why_not(waited_s, lacking)):
+            raise DataError(problem)
+        time.sleep(LOOK_S)
+        waited_s = time.perf_counter() - began
+        if waited_s > next_line_s:
+            names = ", ".join(sorted(set(lacking) - {""}))
+            say(f"waiting for data: {names}, for {waited_s:.0f} s so far{feed.progress()}")
+            next_line_s = waited_s + min(max(waited_s, 5.0), LINE_S)
 
 
 class StreamedData(Hook):
@@ -77,26 +103,23 @@ class StreamedData(Hook):
         Raises StopTraining; DataError, after saving, where waiting is of no use.
         """
         limit_s = job.config.start_timeout_s
-        began = time.perf_counter()
-        waited_s = 0.0
-        next_line_s = FIRST_LINE_S
+
+        def find_lacking() -> str:
+            self.tell_producer(job, now=True)
+            job.deadlines.progress(limit_s)
+            if any(from_all(job.interrupt.asked is not None)):
+                raise StopTraining
+            return job.loader.lacking(job.step, job.gaps)
+
+        def say(line: str) -> None:
+            job.status.phase("data")
+            job.recorder.say(line)
+
         with job.activity("waiting for data", limit_s, "START_TIMEOUT_S"):
-            while True:
-                self.tell_producer(job, now=True)
-                job.deadlines.progress(limit_s)
-                lacking, told, broken = self.ask_all(job)
-                if any(told):
-                    raise StopTraining
-                if not any(lacking):
-                    break
-                problem = max(broken) or from_first(self.feed.why_not(waited_s, lacking))
-                if problem:
-                    self.give_up(job, problem)
-                time.sleep(LOOK_S)
-                waited_s = time.perf_counter() - began
-                if waited_s > next_line_s:
-                    self.say_wait(job, waited_s, lacking)
-                    next_line_s = waited_s + min(max(waited_s, 5.0), LINE_S)
+            try:
+                waited_s = wait_for_data(self.feed, find_lacking, say)
+            except DataError as error:
+                self.give_up(job, error)
         self.is_starved = False
         self.waited_s += waited_s
         if waited_s > FIRST_LINE_S:
@@ -105,24 +128,7 @@ class StreamedData(Hook):
             )
             job.status.phase("training")
 
-    def ask_all(self, job: "Job") -> tuple[list[str], list[bool], list[str]]:
-        """By rank: the source that it lacks or "", whether it was told to stop, why no more data will come or ""."""
-        mine = (
-            job.loader.lacking(job.step, job.gaps),
-            job.interrupt.asked is not None,
-            self.feed.broken,
-        )
-        lacking, told, broken = zip(*from_all(mine), strict=True)
-        return list(lacking), list(told), list(broken)
-
-    def say_wait(self, job: "Job", waited_s: float, lacking: list[str]) -> None:
-        job.status.phase("data")
-        names = ", ".join(sorted(set(lacking) - {""}))
-        job.recorder.say(
-            f"waiting for data: {names}, for {waited_s:.0f} s so far{self.feed.progress()}"
-        )
-
-    def give_up(self, job: "Job", problem: str) -> None:
+    def give_up(self, job: "Job", problem: DataError) -> NoReturn:
         """Save what there is, and raise DataError on all ranks."""
         saved = ""
         if job.step and job.config.save_every != 0:
