@@ -28,7 +28,6 @@ from train.data.tokenizer import TokenizerError
 from train.distributed import parallel
 from train.distributed.world import World, from_all, together
 from train.faults.memory_advice import loading_advice, refuse_out_of_memory
-from train.hooks.crowding import Crowding
 from train.hooks.evaluation import Evaluation
 from train.hooks.save_reports import SaveReports
 from train.hooks.stragglers import Stragglers
@@ -149,8 +148,6 @@ def build_job(read: Data, folder: Path, known: "Fingerprints", attempt: Attempt)
     job.hooks = [Trackers(), SaveReports(), TuningEvaluation(evaluator)]
     if world.size > 1:
         job.hooks.append(Stragglers(world.hosts))
-    elif world.device.type == "cpu":
-        job.hooks.append(Crowding())
     if adapters:
         job.saver.lite = lite.of(
             c, adapters, hf_model.on_meta(hf_model.configuration(folder), torch.float32)

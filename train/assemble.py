@@ -42,7 +42,6 @@ from train.faults.guard import Guard
 from train.faults.memory_advice import memory_advice, refuse_out_of_memory
 from train.faults.watchdog import Watchdog
 from train.hooks.changed_data import ChangedData
-from train.hooks.crowding import Crowding
 from train.hooks.diloco import DiLoCo
 from train.hooks.evaluation import Evaluation
 from train.hooks.final_sample import FinalSample
@@ -180,7 +179,6 @@ def build_job(attempt: Attempt) -> Job:
 def list_hooks(job: Job, data: Data, core: Core | None) -> list[Hook]:
     """List the features of this run, in the order in which the loop calls them."""
     config, world = job.config, job.world
-    is_alone = world.size == 1 and config.replicas == 1 and not data.feed
     hooks = (
         Trackers(),
         SaveReports(),
@@ -190,7 +188,6 @@ def list_hooks(job: Job, data: Data, core: Core | None) -> list[Hook]:
         Evaluation(data.evaluator, core, data.compressed),
         FinalSample(),
         Stragglers(world.hosts) if world.size > 1 else None,
-        Crowding() if is_alone and world.device.type == "cpu" else None,
         Profiler() if config.profile else None,  # last: no other hook is in what it records
     )
     return [hook for hook in hooks if hook]

@@ -89,18 +89,14 @@ def describe_end(c: Config, paths: RunPaths, target: str) -> list[str]:
     if target == "train":
         again = "make train"
         recipe = name_recipe(c)
-    if target == "train" and c.min_learning_rate == 0 and step >= schedule_end(c):
+    if target == "train" and c.min_learning_rate == 0 and step * c.batch_tokens >= c.train_tokens:
         tokens = format_tokens(2 * c.train_tokens)
         lines += [
             "The schedule has ended and the learning rate is 0, so more steps change nothing.",
             f"    train longer:      {again} {name}-longer TRAIN_TOKENS={tokens}{recipe}",
         ]
     elif saved:
-        more = f"MAX_STEPS={2 * step}"
-        if by_epochs:
-            more = f"EPOCHS={2 * c.epochs}   (the learning rate follows the longer schedule)"
-        elif target == "train":
-            more += f"   (the learning rate {describe_rate(c, step)})"
+        more = f"EPOCHS={2 * c.epochs}" if by_epochs else f"MAX_STEPS={2 * step}"
         lines.append(f"    train it further:  {again} {name} {more}")
     return [
         *lines,
@@ -117,17 +113,6 @@ def name_recipe(c: Config) -> str:
     if c.data:
         recipe += f" DATA={shlex.quote(c.data)}"
     return recipe
-
-
-def schedule_end(c: Config) -> int:
-    """Return the step at which the learning rate reaches its minimum (schedule.py)."""
-    return -(-c.train_tokens // c.batch_tokens)
-
-
-def describe_rate(c: Config, step: int) -> str:
-    if step < schedule_end(c):
-        return f"follows its schedule up to step {schedule_end(c)}"
-    return "stays at its minimum"
 
 
 def stored_config(paths: RunPaths) -> dict[str, Any]:

@@ -21,7 +21,6 @@ def normalize(screen: str, folder: Path) -> str:
     screen = screen.replace(str(folder), "FOLDER")
     screen = re.sub(r"(Samples .*\n)(    .*\n|\n(?=    ))*", r"\1", screen)
     screen = re.sub(r"^step=.*\n(step=.*\n)*", "step=...\n", screen, flags=re.MULTILINE)
-    screen = re.sub(r"^This run got .*\n", "", screen, flags=re.MULTILINE)
     return re.sub(r"\d[\d.,:]*(?<=\d)", "N", screen)
 
 
