@@ -100,24 +100,14 @@ def open_data(
 
 
 def log_sources(config: Config, sources: dict[str, ShardSet]) -> None:
-    """Log how often each source will be repeated, and the tokens that windows leave over."""
-    total = sum(config.mixture.values())
+    """Log how often each source will be repeated."""
     for name, shards in sources.items():
         windows = sum(shards.windows("train", config.seq_len))
-        planned = config.last_step * config.batch_tokens * config.mixture[name] / total
-        dropped = shards.total("train", "tokens") - windows * config.seq_len
         epochs = "n/a, more is being made"
         if shards.ended:
             epochs = f"{prepare.planned_epochs(config, shards, name):.2f}"
-        log.info(
-            "data=%s windows=%d dropped_tail_tokens=%d planned_tokens=%.2fM epochs=%s",
-            name,
-            windows,
-            dropped,
-            planned / 1e6,
-            epochs,
-            extra=console.LOG_ONLY,
-        )
+        line = f"data={name} windows={windows} epochs={epochs}"
+        log.info("%s", line, extra=console.LOG_ONLY)
 
 
 def fingerprint_of(loader: Loader, vocabulary: Vocabulary, sources: dict[str, ShardSet]) -> str:

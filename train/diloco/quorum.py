@@ -14,7 +14,8 @@ from typing import Any
 
 from torchft.manager import Manager
 
-from train.diloco.result import SitesMissing, ToldToStop
+from train.diloco.result import ToldToStop
+from train.distributed.world import PeersMissing
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +96,7 @@ class Quorums(Manager):
     ) -> None:
         """Return when the quorum stands, with the weights of others where this site was behind.
 
-        Raises ToldToStop, SitesMissing.
+        Raises ToldToStop, PeersMissing.
         """
         deadline = time.monotonic() + self.patience_s
         is_said = False
@@ -106,7 +107,7 @@ class Quorums(Manager):
             except (RuntimeError, TimeoutError, ConnectionError) as error:
                 trouble = str(error).splitlines()[0]
             if time.monotonic() > deadline:
-                raise SitesMissing(
+                raise PeersMissing(
                     f"LIGHTHOUSE={self.lighthouse}: no quorum of sites in {self.patience_s:.0f} s: "
                     f"{trouble}; look at make lighthouse there, and at the network"
                 )

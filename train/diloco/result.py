@@ -15,14 +15,6 @@ class RunIsOver(Exception):
     """The other sites have trained the run to its end; the message says so."""
 
 
-class SitesMissing(Exception):
-    """The lighthouse or the other sites were not found; the message says where they should be."""
-
-
-class DoubleSite(Exception):
-    """Another process takes part as this site."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Outcome:
     """What a call of Site.advance has brought, the same on all ranks of a site.

@@ -85,23 +85,20 @@ def gather(job: "Job", site: "Site", desk: Desk) -> tuple[bool, bool]:
             f"LIGHTHOUSE={config.lighthouse}: {error}; start make lighthouse there, and look at the "
             "network"
         ) from None
-    is_begun = has_begun(found)
-    if not is_begun and len(found) + 1 < config.min_sites:
+    if not has_begun(found) and len(found) + 1 < config.min_sites:
         raise PeersMissing(
             f"{len(found) + 1} of {config.sites} sites came in "
             f"START_TIMEOUT_S={config.start_timeout_s}, and MIN_SITES={config.min_sites}"
         )
     exchanges_ahead = max([0, *(said["outer"] - site.exchanges for said in found.values())])
     names = ", ".join(named(found[other]) for other in sorted(found)) or "none"
-    state = f"; they train already, {exchanges_ahead} exchanges ahead" if is_begun else ""
     log.info(
-        "site %d of %d, on %s: others there: %s%s; exchanges every %d steps with H=%d, by %d "
+        "site %d of %d, on %s: others there: %s; exchanges every %d steps with H=%d, by %d "
         "connections, in %s",
         config.site_rank,
         config.sites,
         site.address,
         names,
-        state,
         site.turn,
         config.sync_every,
         SYNC_STREAMS,

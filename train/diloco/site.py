@@ -28,12 +28,19 @@ from train.checkpoint.checkpoint import make_moments, tensor_states
 from train.diloco.allreduce import StripedGloo
 from train.diloco.outer_step import Fragment, divide
 from train.diloco.quorum import Quorums
-from train.diloco.result import APART, DoubleSite, Outcome, SitesMissing
+from train.diloco.result import APART, Outcome
 from train.diloco.site_registry import SYNC_STREAMS, own_address
 from train.diloco.weight_server import Transport, finish_on_gpu
 from train.distributed.parallel import local, weights_of
 from train.distributed.run_secret import find_secret
-from train.distributed.world import World, from_all, from_first, group_of, sum_over
+from train.distributed.world import (
+    PeersMissing,
+    World,
+    from_all,
+    from_first,
+    group_of,
+    sum_over,
+)
 from train.optim import Optimizer
 
 AGAIN_S = 5  # between two tries of a lighthouse that went away amid a quorum; one try would hang
@@ -66,7 +73,7 @@ class Site:
         optimizer: Optimizer,
         is_told: Callable[[], bool],
     ):
-        """Raises SitesMissing."""
+        """Raises PeersMissing."""
         self.config = config
         self.world = world
         self.model = model
@@ -86,7 +93,7 @@ class Site:
         try:
             self.address = own_address(config.lighthouse)
         except OSError as error:
-            raise SitesMissing(
+            raise PeersMissing(
                 f"LIGHTHOUSE={config.lighthouse}: this machine cannot reach it ({error.strerror}); "
                 "check the name and the network"
             ) from None
@@ -97,7 +104,7 @@ class Site:
         try:
             self.manager = self.open_manager()
         except (RuntimeError, TimeoutError) as error:
-            raise SitesMissing(
+            raise PeersMissing(
                 f"LIGHTHOUSE={config.lighthouse}: does not answer ({str(error).splitlines()[0]}); "
                 "start make lighthouse there, and look at the network"
             ) from None
@@ -194,7 +201,7 @@ class Site:
         """End the exchange that is in flight. If none is, begin one, and end it if it has no delay.
 
         step: that the model has made. Raises ToldToStop, with all as it was before the exchange;
-        SitesMissing; DoubleSite.
+        PeersMissing.
         """
         called = time.perf_counter()
         self.step = step
@@ -237,7 +244,7 @@ class Site:
         self.striped.reset()
         self.manager.start_quorum()
         if self.striped.is_double:
-            raise DoubleSite(
+            raise PeersMissing(
                 f"another process takes part as site {self.config.site_rank} "
                 f"(NODE_RANK={self.config.node_rank}), since before this one; stop one of them"
             )
@@ -248,7 +255,7 @@ class Site:
             self.exchanges = self.manager.current_step()
             self.digests = [self.digest(fragment) for fragment in self.fragments]
         if len(set(from_all((self.healed_at, self.exchanges)))) > 1:  # a model of two halves
-            raise SitesMissing(
+            raise PeersMissing(
                 "the weights of another site came through to some processes of this one only; it "
                 "goes back to its checkpoint"
             )

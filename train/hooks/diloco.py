@@ -14,7 +14,7 @@ from torch import Tensor
 from settings import SettingsError
 from train import timeouts
 from train.diloco import roll_call
-from train.diloco.result import DoubleSite, Outcome, RunIsOver, SitesMissing, ToldToStop
+from train.diloco.result import Outcome, RunIsOver, ToldToStop
 from train.diloco.site_registry import Desk
 from train.distributed.world import PeersDiffer, PeersMissing, from_all, from_first, together
 from train.faults import recovery
@@ -71,16 +71,13 @@ class DiLoCo(Hook):
                 if world.is_first:
                     self.desk = Desk(config, roll_call.facts_of(job))
                     roll_call.find_desk(job, self.desk)
-            try:
-                self.site = Site(
-                    config,
-                    world,
-                    job.model,
-                    job.optimizer,
-                    is_told=lambda: job.interrupt.asked is not None,
-                )
-            except SitesMissing as error:
-                raise PeersMissing(str(error)) from None
+            self.site = Site(
+                config,
+                world,
+                job.model,
+                job.optimizer,
+                is_told=lambda: job.interrupt.asked is not None,
+            )
             self.stand(job.step)
             is_apart = False
             with together(SettingsError, PeersDiffer, PeersMissing, RunIsOver):
@@ -164,8 +161,6 @@ class DiLoCo(Hook):
                 outcome = site.exchange(job.step)
             except ToldToStop:
                 raise StopTraining from None
-            except (SitesMissing, DoubleSite) as error:
-                raise PeersMissing(str(error)) from None
             self.is_late = False
             job.rates.sites = outcome.sites
             if outcome.behind:
@@ -231,8 +226,7 @@ class DiLoCo(Hook):
         here, there = outcome.behind
         if there < here:
             reason = "this site trained apart from the others and now has their weights"
-            self.back_to(job, there, reason, began)
-            return
+            return self.back_to(job, there, reason, began)
         job.step = there
         job.guard.exchanged(self.site.turn)
         self.missed.append([here, there])

@@ -9,7 +9,8 @@ import pytest
 pytest.importorskip("torchft")
 from train.diloco import quorum
 from train.diloco.quorum import NumberedByMembers, Quorums
-from train.diloco.result import SitesMissing, ToldToStop
+from train.diloco.result import ToldToStop
+from train.distributed.world import PeersMissing
 
 
 class Lighthouse:
@@ -92,7 +93,7 @@ def test_a_lighthouse_that_is_away_is_asked_until_patience_ends(
     failed: concurrent.futures.Future[None] = concurrent.futures.Future()
     failed.set_exception(RuntimeError("no route\nto it"))
     quorums = made(failed, lambda is_over, has_failed: (is_over, has_failed, False), 0.1)
-    with pytest.raises(SitesMissing, match=r"LIGHTHOUSE=10\.0\.0\.5:29510: no quorum .* no route;"):
+    with pytest.raises(PeersMissing, match=r"LIGHTHOUSE=10\.0\.0\.5:29510: no quorum .* no route;"):
         quorums.start_quorum()
     assert caplog.text.count("does not answer (no route)") == 1
 
@@ -101,5 +102,5 @@ def test_a_quorum_that_another_process_of_the_site_did_not_get_fails_here_too() 
     done: concurrent.futures.Future[None] = concurrent.futures.Future()
     done.set_result(None)
     quorums = made(done, lambda is_over, has_failed: (True, True, False), -1.0)
-    with pytest.raises(SitesMissing, match="another process of this site got none"):
+    with pytest.raises(PeersMissing, match="another process of this site got none"):
         quorums.start_quorum()
