@@ -8,7 +8,6 @@ import inspect
 import torch
 from torch import Tensor, nn
 
-from settings import SettingsError
 from settings.config import Config
 
 MUON_MOMENTUM = 0.95  # decay of Muon's momentum (Nesterov)
@@ -67,7 +66,10 @@ class Optimizer:
 
 
 def build_optimizer(model: nn.Module, c: Config) -> Optimizer:
-    """Build the optimizer that OPTIMIZER names, over all trained weights. Raises SettingsError for Muon with FSDP2."""
+    """Build the optimizer that OPTIMIZER names, over all trained weights.
+
+    Muon needs whole matrices; settings/checks.py refuses it where FSDP2 splits them.
+    """
     hidden: list[Tensor] = []  # Muon's, hidden in the sense of a network's hidden layers
     matrices: list[Tensor] = []
     vectors: list[Tensor] = []
@@ -80,13 +82,6 @@ def build_optimizer(model: nn.Module, c: Config) -> Optimizer:
             hidden.append(weight)
         else:
             matrices.append(weight)
-    if any(hasattr(weight, "placements") for weight in hidden):  # a DTensor; its import takes 1 s
-        raise SettingsError(
-            [
-                "OPTIMIZER=muon: needs whole matrices, and PARALLEL=fsdp or hsdp splits them over "
-                "processes (FSDP2). Set OPTIMIZER=adamw, or PARALLEL=ddp"
-            ]
-        )
     # AdamW takes no empty group; adapters are matrices only. Decay is set at each step.
     groups = [{"params": weights} for weights in (matrices, vectors) if weights]
     parts: list[torch.optim.Optimizer] = [AdamW(groups, fused=True)]

@@ -1,14 +1,11 @@
 """Muon against its formula in numpy, AdamW beside it, and who updates what."""
 
 import dataclasses
-import os
 
 import numpy as np
 import pytest
 import torch
 
-from settings import SettingsError
-from tests.processes import run_ranks
 from tests.train.checkpoint.test_checkpoint import go_on, save, trained
 from train.checkpoint import checkpoint
 from train.distributed.world import World
@@ -113,22 +110,3 @@ def test_a_run_with_muon_goes_on_to_the_bit_from_a_checkpoint(muon, tmp_path):
     checkpoint.load_into(folder, other, other_optimizer)
     assert go_on(muon, other, other_optimizer, 5) == expected
     assert size <= checkpoint.needed_bytes(model)
-
-
-def split_weights(rank, port, c):
-    """In a process of its own: a model split by FSDP2 is refused by Muon and taken by AdamW."""
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=1
-    )
-    model = build(c, ALONE.device)
-    torch.distributed.fsdp.fully_shard(model)
-    build_optimizer(model, dataclasses.replace(c, optimizer="adamw"))
-    with pytest.raises(
-        SettingsError, match=r"OPTIMIZER=muon: needs whole matrices.*FSDP2.*Set OPTIMIZER=adamw"
-    ):
-        build_optimizer(model, c)
-    os._exit(0)  # the group cannot be left while the model that uses it is there
-
-
-def test_muon_is_refused_for_weights_that_are_split(muon, free_port):
-    run_ranks(split_weights, (free_port, muon), 1)

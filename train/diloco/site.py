@@ -39,7 +39,7 @@ from train.distributed.world import (
     from_all,
     from_first,
     group_of,
-    sum_over,
+    sum_over_ranks,
 )
 from train.optim import Optimizer
 
@@ -160,7 +160,7 @@ class Site:
     def agree(self, is_over: bool, has_failed: bool) -> tuple[bool, bool, bool]:
         """Return whether all ranks are over, whether any has failed, and whether any was told to stop."""
         here = torch.tensor([float(is_over), float(has_failed), float(self.is_told())])
-        over, failed, told = sum_over(here, self.group).tolist()
+        over, failed, told = sum_over_ranks(here, self.group).tolist()
         return over == self.world.size, failed > 0, told > 0
 
     # ---- Counting

@@ -310,16 +310,9 @@ def who_sees(folder: Path, world: World) -> list[bool]:
     return seen
 
 
-def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
-    """Sum the values over all processes, in place."""
+def sum_over_ranks(values: torch.Tensor, group: Any = None) -> torch.Tensor:
+    """Sum the values over all processes, or a group, in place."""
     if dist.is_initialized():
-        dist.all_reduce(values)
-    return values
-
-
-def sum_over(values: torch.Tensor, group: Any) -> torch.Tensor:
-    """Sum the values over a group of group_of, in place."""
-    if group is not None:
         dist.all_reduce(values, group=group)
     return values
 
