@@ -16,7 +16,7 @@ STEPS = {"MAX_STEPS": 24, "SAVE_EVERY": 8, "EVAL_TOKENS": 256, "SAMPLE_TOKENS": 
 
 
 @pytest.fixture(scope="session")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared(tmp_path_factory):
     """A folder for all processes that test at the same time."""
     own = tmp_path_factory.getbasetemp()
     folder = (own.parent if os.environ.get("PYTEST_XDIST_WORKER") else own) / "shared"
@@ -35,7 +35,7 @@ def made_once(folder: Path) -> Iterator[bool]:
 
 
 @pytest.fixture(scope="session")
-def data(shared: Path) -> dict[str, str]:
+def data(shared):
     """Settings that find a DATA_DIR for TINY. Do not write to it."""
     folder = shared / "data"
     with made_once(folder) as mine:
@@ -52,12 +52,12 @@ def reference(folder: Path, data: dict[str, str], nproc: int) -> Path:
 
 
 @pytest.fixture(scope="session")
-def alone(shared: Path, data: dict[str, str]) -> Path:
+def alone(shared, data):
     """A run of one process and STEPS."""
     return reference(shared / "alone", data, 1)
 
 
 @pytest.fixture(scope="session")
-def pair(shared: Path, data: dict[str, str]) -> Path:
+def pair(shared, data):
     """A run of two processes and STEPS."""
     return reference(shared / "pair", data, 2)

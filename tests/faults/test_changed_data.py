@@ -2,7 +2,6 @@
 
 import functools
 import os
-from pathlib import Path
 from types import MappingProxyType
 
 import pytest
@@ -156,7 +155,7 @@ def test_a_bad_shard_that_is_opened_late_ends_the_run_with_what_it_has(tmp_path)
     assert f"continues from step {done}" in out and saved_steps(tmp_path / "run")[-1] == done
 
 
-def test_a_run_without_checkpoints_ends_with_the_same_sentence(tmp_path: Path):
+def test_a_run_without_checkpoints_ends_with_the_same_sentence(tmp_path):
     env, shard = prepare(tmp_path)
     code, out = run(env | {"SAVE_EVERY": "0"}, 3, functools.partial(overwrite, shard))
     assert code == 78, out

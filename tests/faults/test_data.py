@@ -33,9 +33,7 @@ def steps_made(folder: Path) -> int:
 
 
 @pytest.mark.fault(9, 11)
-def test_a_shard_that_is_short_or_an_error_page_ends_the_run_before_it_begins(
-    tmp_path: Path,
-) -> None:
+def test_a_shard_that_is_short_or_an_error_page_ends_the_run_before_it_begins(tmp_path):
     own = make_data(tmp_path / "data")
     shard = next((tmp_path / "data").rglob("train_00001.bin"))
     whole = shard.read_bytes()
@@ -51,9 +49,7 @@ def test_a_shard_that_is_short_or_an_error_page_ends_the_run_before_it_begins(
 
 @pytest.mark.slow
 @pytest.mark.fault(11)
-def test_an_error_page_for_the_text_of_validation_or_the_tokenizer_is_named_too(
-    tmp_path: Path,
-) -> None:
+def test_an_error_page_for_the_text_of_validation_or_the_tokenizer_is_named_too(tmp_path):
     own = make_data(tmp_path / "data")
     for name, words in (
         ("validation_00000.bin", "not a token shard (278 bytes"),
@@ -70,7 +66,7 @@ def test_an_error_page_for_the_text_of_validation_or_the_tokenizer_is_named_too(
 
 @pytest.mark.slow
 @pytest.mark.fault(26)
-def test_another_tokenizer_than_that_of_data_or_run_is_refused_by_its_hash(tmp_path: Path) -> None:
+def test_another_tokenizer_than_that_of_data_or_run_is_refused_by_its_hash(tmp_path):
     """Of the same size, so that nothing else would tell."""
     own = make_data(tmp_path / "data")
     env = environment(tmp_path, own, **STEPS | {"MAX_STEPS": 2})
@@ -164,9 +160,7 @@ def stored(c: Config) -> list[str]:
 
 
 @pytest.mark.fault(10)
-def test_a_shard_with_a_flipped_bit_is_made_whole_by_what_the_message_says(
-    tmp_path: Path, data: dict[str, str]
-) -> None:
+def test_a_shard_with_a_flipped_bit_is_made_whole_by_what_the_message_says(tmp_path, data):
     c = Config.load(
         papers(tmp_path, data, b"".join(row(f"p{i}", f"abcd efgh {i} " * 30) for i in range(40)))
     )
@@ -185,9 +179,7 @@ def test_a_shard_with_a_flipped_bit_is_made_whole_by_what_the_message_says(
 
 
 @pytest.mark.fault(28)
-def test_documents_without_text_are_counted_and_a_source_without_any_is_an_error(
-    tmp_path: Path, data: dict[str, str]
-) -> None:
+def test_documents_without_text_are_counted_and_a_source_without_any_is_an_error(tmp_path, data):
     texts = ["", None, "<|endoftext|>", " ", "\n", *("abcd " * n for n in range(1, 30))]
     c = Config.load(
         papers(
@@ -219,9 +211,7 @@ AWKWARD = [
 
 
 @pytest.mark.fault(30)
-def test_text_with_bom_and_carriage_returns_is_kept_to_the_byte(
-    tmp_path: Path, data: dict[str, str]
-) -> None:
+def test_text_with_bom_and_carriage_returns_is_kept_to_the_byte(tmp_path, data):
     plain = [f"abcd {i}" for i in range(30)]
     c = Config.load(
         papers(tmp_path, data, b"".join(row(f"p{i}", t) for i, t in enumerate(plain + AWKWARD)))
@@ -260,9 +250,7 @@ def run_prepare(folder: Path, env: dict[str, str], script: str = "") -> tuple[in
     ],
     ids=["not UTF-8", "lone surrogate", "binary", "NUL", "cut"],
 )
-def test_a_row_that_is_no_text_is_left_out_counted_and_named(
-    tmp_path: Path, data: dict[str, str], bad: bytes, reason: str
-) -> None:
+def test_a_row_that_is_no_text_is_left_out_counted_and_named(tmp_path, data, bad, reason):
     rows = [row(f"p{i}", f"abcd {i}") for i in range(30)]
     env = papers(tmp_path, data, b"".join(rows[:20]) + bad + b"".join(rows[20:]))
     code, out = run_prepare(tmp_path, env)
@@ -283,8 +271,8 @@ def test_a_row_that_is_no_text_is_left_out_counted_and_named(
     ids=["page", "cut"],
 )
 def test_a_file_that_is_no_data_is_refused_by_name_and_nothing_is_made_of_the_others(
-    tmp_path: Path, data: dict[str, str], content: bytes, words: str
-) -> None:
+    tmp_path, data, content, words
+):
     env = papers(tmp_path, data, b"".join(row(f"p{i}", f"abcd {i}") for i in range(30)), content)
     code, out = run_prepare(tmp_path, env)
     assert code == 78, out
@@ -296,9 +284,7 @@ def test_a_file_that_is_no_data_is_refused_by_name_and_nothing_is_made_of_the_ot
 
 @pytest.mark.slow
 @pytest.mark.fault(29)
-def test_a_document_of_50_mb_without_a_blank_takes_bounded_memory(
-    tmp_path: Path, data: dict[str, str]
-) -> None:
+def test_a_document_of_50_mb_without_a_blank_takes_bounded_memory(tmp_path, data):
     script = (
         "import resource, torch, numpy, pyarrow; from train.data import prepare\n"
         "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"

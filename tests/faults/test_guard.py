@@ -41,9 +41,7 @@ def check_skips(run: Path, out: str) -> None:
 
 
 @pytest.mark.fault(16)
-def test_a_loss_that_is_no_number_is_skipped_and_three_in_a_row_lead_back(
-    tmp_path: Path, data: dict[str, str]
-) -> None:
+def test_a_loss_that_is_no_number_is_skipped_and_three_in_a_row_lead_back(tmp_path, data):
     bad = [
         Fault("forward", "multiply", samples=samples, value=math.nan, every=True)
         for samples in (of_step(5), of_step(12, shift=1, steps=3))
@@ -55,9 +53,7 @@ def test_a_loss_that_is_no_number_is_skipped_and_three_in_a_row_lead_back(
 
 @pytest.mark.slow
 @pytest.mark.fault(16)
-def test_where_one_of_two_ranks_has_no_number_both_skip_and_name_its_samples(
-    tmp_path: Path, data: dict[str, str]
-) -> None:
+def test_where_one_of_two_ranks_has_no_number_both_skip_and_name_its_samples(tmp_path, data):
     bad = [
         Fault("forward", "multiply", rank=1, samples=samples, value=math.inf, every=True)
         for samples in (of_step(5), of_step(12, shift=1, steps=3))
@@ -74,9 +70,7 @@ def test_where_one_of_two_ranks_has_no_number_both_skip_and_name_its_samples(
 
 @pytest.mark.slow
 @pytest.mark.fault(17)
-def test_a_spike_is_skipped_and_a_kill_around_it_changes_nothing(
-    tmp_path: Path, data: dict[str, str]
-) -> None:
+def test_a_spike_is_skipped_and_a_kill_around_it_changes_nothing(tmp_path, data):
     spike = Fault("forward", "multiply", samples=of_step(40), value=50.0, every=True)
     runs = []
     kill = [

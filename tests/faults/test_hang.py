@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
 
@@ -18,9 +17,7 @@ from tests.running import ROOT, environment, events, losses, train, wait_for
 
 @pytest.mark.slow
 @pytest.mark.fault(18)
-def test_a_slow_rank_is_named_with_its_host_and_how_slow_it_is(
-    tmp_path: Path, data: dict[str, str], pair: Path
-) -> None:
+def test_a_slow_rank_is_named_with_its_host_and_how_slow_it_is(tmp_path, data, pair):
     env = environment(tmp_path, data, NPROC=2, **STEPS)
     out = train(
         faulty(env, tmp_path, Fault("step", "sleep", rank=1, value=0.2, every=True)), command=LAUNCH
@@ -44,8 +41,8 @@ def test_a_slow_rank_is_named_with_its_host_and_how_slow_it_is(
 @pytest.mark.fault(19)
 @pytest.mark.parametrize("how", ["sleep", "sleep with the lock"])
 def test_a_rank_that_hangs_is_shown_by_its_stack_and_the_run_starts_again(
-    tmp_path: Path, data: dict[str, str], pair: Path, how: str
-) -> None:
+    tmp_path, data, pair, how
+):
     env = environment(tmp_path, data, NPROC=2, MAX_RESTARTS=1, TRAIN_TIMEOUT_S=16, **STEPS)
     saved = Fault("step", "wait for the save", step=11, every=True)  # the checkpoint of step 8
     out = train(
@@ -69,8 +66,8 @@ def test_a_rank_that_hangs_is_shown_by_its_stack_and_the_run_starts_again(
 @pytest.mark.fault(44)
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_a_job_that_is_stopped_for_longer_than_a_step_may_take_goes_on(
-    tmp_path: Path, data: dict[str, str], alone: Path, pair: Path, nproc: int
-) -> None:
+    tmp_path, data, alone, pair, nproc
+):
     """All its processes, at once: no step is lost, and none is made again."""
     env = environment(tmp_path, data, NPROC=nproc, TRAIN_TIMEOUT_S=10, **STEPS)
     slowly = faulty(env, tmp_path, Fault("step", "sleep", value=0.2, every=True))
@@ -91,9 +88,7 @@ def test_a_job_that_is_stopped_for_longer_than_a_step_may_take_goes_on(
 
 @pytest.mark.slow
 @pytest.mark.fault(20)
-def test_a_clock_that_is_set_by_an_hour_changes_nothing(
-    tmp_path: Path, data: dict[str, str], alone: Path
-) -> None:
+def test_a_clock_that_is_set_by_an_hour_changes_nothing(tmp_path, data, alone):
     env = environment(tmp_path, data, **STEPS)
     train(
         faulty(
@@ -120,9 +115,7 @@ def test_a_clock_that_is_set_by_an_hour_changes_nothing(
 
 @pytest.mark.slow
 @pytest.mark.fault(37)
-def test_an_evaluation_that_fails_or_never_ends_costs_its_number_only(
-    tmp_path: Path, data: dict[str, str], pair: Path
-) -> None:
+def test_an_evaluation_that_fails_or_never_ends_costs_its_number_only(tmp_path, data, pair):
     env = environment(tmp_path, data, NPROC=2, EVAL_EVERY=6, EVAL_MINUTES=0.2, **STEPS)
     out = train(
         faulty(

@@ -31,9 +31,7 @@ def wait_until_none(folder: Path, seconds: float = 20) -> None:
 
 @pytest.mark.slow
 @pytest.mark.fault(1, 2, 3)
-def test_whatever_is_killed_the_launcher_starts_again_and_nothing_is_lost(
-    tmp_path: Path, data: dict[str, str], pair: Path
-) -> None:
+def test_whatever_is_killed_the_launcher_starts_again_and_nothing_is_lost(tmp_path, data, pair):
     env = faulty(
         environment(tmp_path, data, NPROC=2, MAX_RESTARTS=3, **STEPS),
         tmp_path,
@@ -65,8 +63,8 @@ def test_whatever_is_killed_the_launcher_starts_again_and_nothing_is_lost(
 @pytest.mark.slow
 @pytest.mark.fault(3)
 def test_a_torchrun_that_is_killed_leaves_no_process_and_the_same_command_goes_on(
-    tmp_path: Path, data: dict[str, str], pair: Path
-) -> None:
+    tmp_path, data, pair
+):
     env = environment(tmp_path, data, NPROC=2, **STEPS)
     train(
         faulty(
@@ -82,9 +80,7 @@ def test_a_torchrun_that_is_killed_leaves_no_process_and_the_same_command_goes_o
 
 @pytest.mark.slow
 @pytest.mark.fault(3)
-def test_a_torchrun_that_is_killed_while_its_processes_start_leaves_none(
-    tmp_path: Path, data: dict[str, str]
-) -> None:
+def test_a_torchrun_that_is_killed_while_its_processes_start_leaves_none(tmp_path, data):
     env = environment(tmp_path, data, NPROC=2, **STEPS)
     done = subprocess.run(
         LAUNCH,
@@ -105,9 +101,7 @@ def test_a_torchrun_that_is_killed_while_its_processes_start_leaves_none(
 
 @pytest.mark.slow
 @pytest.mark.fault(4)
-def test_a_launcher_that_is_told_to_stop_has_the_run_saved(
-    tmp_path: Path, data: dict[str, str], pair: Path
-) -> None:
+def test_a_launcher_that_is_told_to_stop_has_the_run_saved(tmp_path, data, pair):
     env = environment(tmp_path, data, NPROC=2, MAX_RESTARTS=3, **STEPS)
     slow = faulty(env, tmp_path, Fault("step", "sleep", value=1.0, every=True))
     process = subprocess.Popen(LAUNCH, env=slow, cwd=ROOT, text=True, stdout=subprocess.PIPE)
@@ -129,8 +123,8 @@ def test_a_launcher_that_is_told_to_stop_has_the_run_saved(
 @pytest.mark.slow
 @pytest.mark.fault(5)
 def test_a_save_that_is_not_given_the_time_leaves_the_one_before_and_the_next_start_says_so(
-    tmp_path: Path, data: dict[str, str], pair: Path
-) -> None:
+    tmp_path, data, pair
+):
     settings = STEPS | {"SAVE_EVERY": 4, "GRACE_PERIOD_S": 63}
     env = environment(tmp_path, data, NPROC=2, **settings)
     slow = faulty(
@@ -167,9 +161,7 @@ def test_a_save_that_is_not_given_the_time_leaves_the_one_before_and_the_next_st
     ],
     ids=["at the rehearsal, where it compiles", "at load", "in accumulation"],
 )
-def test_told_to_stop_it_does_so_at_once_wherever_it_is(
-    tmp_path: Path, data: dict[str, str], fault: Fault, saved: int | None
-) -> None:
+def test_told_to_stop_it_does_so_at_once_wherever_it_is(tmp_path, data, fault, saved):
     began = time.monotonic()
     out = train(faulty(environment(tmp_path, data, **STEPS), tmp_path, fault), code=75)
     assert time.monotonic() - began < 60 and "Traceback" not in out
@@ -183,7 +175,7 @@ def test_told_to_stop_it_does_so_at_once_wherever_it_is(
     assert json.loads((run / "STATUS.json").read_text())["phase"] == "stopped"
 
 
-def test_a_process_is_found_by_the_folder_that_it_trains_in(tmp_path: Path) -> None:
+def test_a_process_is_found_by_the_folder_that_it_trains_in(tmp_path):
     sleeper = subprocess.Popen(["sleep", "60"], env=os.environ | {"RUNS_DIR": str(tmp_path)})
     try:
         deadline = time.monotonic() + 5

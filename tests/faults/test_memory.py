@@ -4,7 +4,6 @@ import resource
 import shlex
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -15,9 +14,7 @@ from tests.running import environment, losses, train
 
 
 @pytest.mark.fault(34)
-def test_too_little_memory_shows_before_the_first_step_and_later_too(
-    tmp_path: Path, data: dict[str, str]
-) -> None:
+def test_too_little_memory_shows_before_the_first_step_and_later_too(tmp_path, data):
     for name, fault, code in (
         ("first", Fault("rehearsal", "no memory"), 64),
         ("later", Fault("forward", "no memory", step=5), 1),
@@ -42,9 +39,7 @@ def test_too_little_memory_shows_before_the_first_step_and_later_too(
 
 @pytest.mark.slow
 @pytest.mark.fault(34)
-def test_memory_that_the_system_refuses_is_said_the_same_way(
-    tmp_path: Path, data: dict[str, str]
-) -> None:
+def test_memory_that_the_system_refuses_is_said_the_same_way(tmp_path, data):
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (6 * 2**30, 6 * 2**30))
 
@@ -70,9 +65,7 @@ def test_memory_that_the_system_refuses_is_said_the_same_way(
 
 @pytest.mark.slow
 @pytest.mark.fault(38)
-def test_a_tiny_shared_memory_is_enough_for_processes(
-    tmp_path: Path, data: dict[str, str], pair: Path
-) -> None:
+def test_a_tiny_shared_memory_is_enough_for_processes(tmp_path, data, pair):
     """Nothing here uses /dev/shm: batches are made in the trainer itself, and checkpoints are copied within it."""
     apart = [
         "unshare",

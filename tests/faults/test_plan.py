@@ -44,12 +44,12 @@ def cell(tests: list[str]) -> str:
     )
 
 
-def test_every_fault_of_the_plan_is_injected_by_a_test() -> None:
+def test_every_fault_of_the_plan_is_injected_by_a_test():
     found = marked()
     assert set(found) == set(range(1, ROWS + 1)), sorted(set(range(1, ROWS + 1)) ^ set(found))
 
 
-def test_the_page_lists_the_tests_that_there_are() -> None:
+def test_the_page_lists_the_tests_that_there_are():
     rows = {int(m[1]): m[4] for line in PAGE.read_text().splitlines() if (m := ROW.match(line))}
     expected = {number: cell(tests) for number, tests in marked().items()}
     assert rows == expected, "write it anew: python -m tests.faults.test_plan"

@@ -24,7 +24,7 @@ SLOW = Fault("document", "sleep", value=0.15, every=True)
 
 
 @pytest.fixture(scope="session")
-def sources(shared: Path) -> Path:
+def sources(shared):
     folder = shared / "sources"
     with made_once(folder) as mine:
         if mine:
@@ -33,7 +33,7 @@ def sources(shared: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def finished(shared: Path, sources: Path, data: dict[str, str]) -> Path:
+def finished(shared, sources, data):
     """A run on shards that make data has made, and that folder of shards."""
     folder = shared / "finished"
     with made_once(folder) as mine:
@@ -45,7 +45,7 @@ def finished(shared: Path, sources: Path, data: dict[str, str]) -> Path:
 
 
 @pytest.fixture(scope="session")
-def finished_pair(shared: Path, sources: Path, data: dict[str, str], finished: Path) -> Path:
+def finished_pair(shared, sources, data, finished):
     """The same run with two processes."""
     folder = shared / "finished_pair"
     with made_once(folder) as mine:
@@ -87,9 +87,7 @@ def start(env: dict[str, str], command: list[str] = TRAINER) -> subprocess.Popen
 
 
 @pytest.mark.slow
-def test_a_run_that_streams_equals_one_on_finished_shards(
-    tmp_path: Path, sources: Path, data: dict[str, str], finished: Path
-) -> None:
+def test_a_run_that_streams_equals_one_on_finished_shards(tmp_path, sources, data, finished):
     env = settings(tmp_path, sources, data["TOKENIZER"])
     assert "will be streamed while the run trains" in prepare(env)
     train(env)
@@ -104,8 +102,8 @@ def test_a_run_that_streams_equals_one_on_finished_shards(
 
 @pytest.mark.slow
 def test_a_producer_slower_than_training_shows_as_waits_that_no_time_out_ends(
-    tmp_path: Path, sources: Path, data: dict[str, str], finished_pair: Path
-) -> None:
+    tmp_path, sources, data, finished_pair
+):
     env = settings(tmp_path, sources, data["TOKENIZER"], TRAIN_TIMEOUT_S=8, NPROC=2)
     prepare(env)
     slow = faulty(env, tmp_path, SLOW, Fault("document", "sleep when waited for", n=50, value=12))
@@ -140,8 +138,8 @@ def test_a_producer_slower_than_training_shows_as_waits_that_no_time_out_ends(
 
 @pytest.mark.slow
 def test_a_run_may_go_from_shards_in_the_making_to_finished_ones_and_back(
-    tmp_path: Path, sources: Path, data: dict[str, str], finished: Path
-) -> None:
+    tmp_path, sources, data, finished
+):
     env = settings(tmp_path, sources, data["TOKENIZER"])
     slow = faulty(env, tmp_path, SLOW)
     prepare(env)
@@ -159,8 +157,8 @@ def test_a_run_may_go_from_shards_in_the_making_to_finished_ones_and_back(
 
 @pytest.mark.slow
 def test_producers_and_jobs_that_are_killed_again_and_again_change_nothing(
-    tmp_path: Path, sources: Path, data: dict[str, str], finished: Path
-) -> None:
+    tmp_path, sources, data, finished
+):
     env = settings(tmp_path, sources, data["TOKENIZER"], SAVE_EVERY=3)
     prepare(env)
     slow = faulty(
@@ -202,7 +200,7 @@ SHARD = 256 + 2 * 1200  # bytes, at most
 
 
 @pytest.fixture(scope="session")
-def larger(shared: Path, data: dict[str, str]) -> Path:
+def larger(shared, data):
     """Runs on finished shards of a source that is larger, with small and with large steps."""
     folder = shared / "larger"
     with made_once(folder) as mine:
@@ -237,8 +235,8 @@ def larger(shared: Path, data: dict[str, str]) -> Path:
     ],
 )
 def test_the_disk_holds_what_it_may_and_what_is_needed_and_no_more(
-    tmp_path: Path, data: dict[str, str], larger: Path, cap: int, more: dict[str, object]
-) -> None:
+    tmp_path, data, larger, cap, more
+):
     env = settings(
         tmp_path,
         larger / "sources",
@@ -272,8 +270,8 @@ def test_the_disk_holds_what_it_may_and_what_is_needed_and_no_more(
 @pytest.mark.slow
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_a_producer_that_dies_again_and_again_ends_the_run_saved_when_it_has_waited_long_enough(
-    tmp_path: Path, sources: Path, data: dict[str, str], finished: Path, nproc: int
-) -> None:
+    tmp_path, sources, data, finished, nproc
+):
     env = settings(
         tmp_path,
         sources,
@@ -309,8 +307,8 @@ def test_a_producer_that_dies_again_and_again_ends_the_run_saved_when_it_has_wai
 
 @pytest.mark.slow
 def test_a_producer_that_is_refused_is_said_once_while_there_is_data_and_then_ends_the_run(
-    tmp_path: Path, data: dict[str, str]
-) -> None:
+    tmp_path, data
+):
     sources = make_sources(tmp_path / "sources")
     env = settings(tmp_path, sources, data["TOKENIZER"], NPROC=2, MAX_RESTARTS=2)
     prepare(env)
@@ -346,8 +344,8 @@ def test_a_producer_that_is_refused_is_said_once_while_there_is_data_and_then_en
 
 @pytest.mark.slow
 def test_told_to_stop_while_it_waits_a_run_saves_and_its_producer_is_gone_with_it(
-    tmp_path: Path, sources: Path, data: dict[str, str], finished: Path
-) -> None:
+    tmp_path, sources, data, finished
+):
     env = settings(tmp_path, sources, data["TOKENIZER"], NPROC=2)
     prepare(env)
     process = start(faulty(env, tmp_path, Fault("document", "sleep", step=5, value=600)), LAUNCH)
@@ -372,8 +370,8 @@ def test_told_to_stop_while_it_waits_a_run_saves_and_its_producer_is_gone_with_i
 
 @pytest.mark.slow
 def test_a_producer_ends_with_its_trainer_whatever_it_is_doing_and_the_next_goes_on_at_once(
-    tmp_path: Path, sources: Path, data: dict[str, str], finished: Path
-) -> None:
+    tmp_path, sources, data, finished
+):
     env = settings(tmp_path, sources, data["TOKENIZER"])
     prepare(env)
     process = start(faulty(env, tmp_path, Fault("document", "sleep", step=5, value=600)))
@@ -399,8 +397,8 @@ def test_a_producer_ends_with_its_trainer_whatever_it_is_doing_and_the_next_goes
 
 @pytest.mark.slow
 def test_the_first_step_comes_as_soon_as_each_source_has_a_shard_and_a_stop_before_that_is_heeded(
-    tmp_path: Path, sources: Path, data: dict[str, str]
-) -> None:
+    tmp_path, sources, data
+):
     env = settings(tmp_path, sources, data["TOKENIZER"], NPROC=2)
     prepare(env)
     never = faulty(
@@ -436,9 +434,7 @@ def test_the_first_step_comes_as_soon_as_each_source_has_a_shard_and_a_stop_befo
 
 
 @pytest.mark.slow
-def test_a_source_that_cannot_be_read_ends_a_start_with_its_message(
-    tmp_path: Path, data: dict[str, str]
-) -> None:
+def test_a_source_that_cannot_be_read_ends_a_start_with_its_message(tmp_path, data):
     sources = make_sources(tmp_path / "sources")
     (sources / "short.jsonl").write_text('{"words": 1}\n' * 120)
     env = settings(tmp_path, sources, data["TOKENIZER"], NPROC=2, MAX_RESTARTS=2)
@@ -451,8 +447,8 @@ def test_a_source_that_cannot_be_read_ends_a_start_with_its_message(
 
 @pytest.mark.slow
 def test_the_producer_alone_speaks_to_the_hub_and_what_that_refuses_ends_the_run(
-    tmp_path: Path, data: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, data, monkeypatch
+):
     asked: list[str] = []
 
     def process_request(self: Hub, request: socket.socket, client: tuple[str, int]) -> None:

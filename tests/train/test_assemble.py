@@ -36,8 +36,8 @@ def state(tmp_path: Path, **facts: float) -> Status:
 
 @pytest.mark.fault(5)
 def test_a_stop_that_takes_longer_than_there_is_time_is_said_before_it_comes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+    tmp_path, monkeypatch, caplog
+):
     c = Config()
     monkeypatch.setattr(assemble, "shutdown_timeout_s", lambda _: 120.0)
     say_how_it_is_stopped(c, world(2), state(tmp_path, step_s=10.0, save_s=100.0))
@@ -51,9 +51,7 @@ def test_a_stop_that_takes_longer_than_there_is_time_is_said_before_it_comes(
     assert "GRACE_PERIOD_S=180 leaves 180 s" in caplog.text
 
 
-def test_nodes_without_a_common_disk_are_told_what_follows(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_nodes_without_a_common_disk_are_told_what_follows(tmp_path, caplog):
     caplog.set_level(logging.INFO)
     paths, c = RunPaths(tmp_path), Config()
     for parallel in ("ddp", "hsdp"):
@@ -83,9 +81,7 @@ def test_nodes_without_a_common_disk_are_told_what_follows(
         say_where_it_is_saved(apart, paths, world(8, 2), shared=False)
 
 
-def test_whether_all_nodes_see_the_folder_is_tried(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whether_all_nodes_see_the_folder_is_tried(tmp_path, monkeypatch):
     for seen, expected in (([], True), ([False], False)):
         monkeypatch.setattr(distributed, "from_all", lambda mine, seen=seen: [mine, *seen])
         lock, shared = run_folder.open_run_folder(RunPaths(tmp_path / "run"), world(2))
@@ -93,7 +89,7 @@ def test_whether_all_nodes_see_the_folder_is_tried(
         lock.close()
 
 
-def test_nodes_with_other_data_are_refused_by_name() -> None:
+def test_nodes_with_other_data_are_refused_by_name():
     """Another order, or other bytes in the same."""
     open_data.refuse_other_data(["a-b-c-0123"] * 4, world(4, 2))
     for other in ("a-b-d-0123", "a-b-c-4567"):
@@ -116,7 +112,7 @@ def shards(key: str, *seals: tuple[str, ...]) -> Any:
     )
 
 
-def test_nodes_of_a_run_that_streams_may_see_more_or_less_and_not_something_else() -> None:
+def test_nodes_of_a_run_that_streams_may_see_more_or_less_and_not_something_else():
     made, more, other = (
         shards("k", *seals) for seals in ([("1", "2")], [("1", "2"), ("3",)], [("1", "9")])
     )
@@ -135,7 +131,7 @@ def test_nodes_of_a_run_that_streams_may_see_more_or_less_and_not_something_else
         )
 
 
-def test_the_fingerprint_of_a_run_is_of_the_order_the_tokenizer_and_where_text_comes_from() -> None:
+def test_the_fingerprint_of_a_run_is_of_the_order_the_tokenizer_and_where_text_comes_from():
     """And not of how much of it there is: a run may go from streamed shards to finished ones."""
 
     def fingerprint(
@@ -159,9 +155,7 @@ def test_the_fingerprint_of_a_run_is_of_the_order_the_tokenizer_and_where_text_c
     assert len(others) == 5
 
 
-def test_every_second_since_the_start_of_the_process_is_in_a_phase(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_every_second_since_the_start_of_the_process_is_in_a_phase(monkeypatch):
     clock = iter([100.0, 103.0, 110.0, 110.5])
     monkeypatch.setattr("train.assemble.time", SimpleNamespace(monotonic=lambda: next(clock)))
     watch = Stopwatch()

@@ -35,13 +35,13 @@ def start(out: Path, script: str, *signals: int) -> "subprocess.Popen[bytes]":
 @pytest.mark.parametrize(
     ("script", "ended"), [("exit 64", 64), ("kill -9 $$", 137), ("kill -TERM $$", 143)]
 )
-def test_the_exit_code_is_a_shells(tmp_path: Path, script: str, ended: int) -> None:
+def test_the_exit_code_is_a_shells(tmp_path, script, ended):
     start(tmp_path / "out", script).wait(60)
     assert (tmp_path / "out").read_text() == f"ended {ended} False\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_becomes_a_sigterm_of_the_child(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_becomes_a_sigterm_of_the_child(tmp_path, number):
     process = start(
         tmp_path / "out",
         "trap 'echo interrupted' INT; trap 'exit 75' TERM; echo ready; sleep 60 & wait",
@@ -55,14 +55,12 @@ def test_a_signal_becomes_a_sigterm_of_the_child(tmp_path: Path, number: signal.
     os.killpg(process.pid, signal.SIGKILL)  # the sleep
 
 
-def test_a_request_before_there_is_a_child_reaches_it(tmp_path: Path) -> None:
+def test_a_request_before_there_is_a_child_reaches_it(tmp_path):
     start(tmp_path / "out", "sleep 60", signal.SIGTERM).wait(60)
     assert (tmp_path / "out").read_text() == "ended 143 True\n"
 
 
-def test_a_stop_that_comes_several_times_is_passed_on_once_and_a_later_one_again(
-    tmp_path: Path,
-) -> None:
+def test_a_stop_that_comes_several_times_is_passed_on_once_and_a_later_one_again(tmp_path):
     """As to a whole process group. At the second SIGTERM torchrun leaves its workers behind."""
     out = tmp_path / "out"
     process = start(out, COUNTS)

@@ -24,7 +24,7 @@ log.info("the optimizer's learning rate is one of a kind and/or %s", 80 * "y")
 """
 
 
-def test_a_terminal_shows_less_than_a_pipe_gets() -> None:
+def test_a_terminal_shows_less_than_a_pipe_gets():
     command = [sys.executable, "-c", SPEAK]
     for columns, broken in (
         (60, "and/or"),
@@ -62,14 +62,12 @@ def test_a_terminal_shows_less_than_a_pipe_gets() -> None:
         ("  one that is indented stays", ["  one that is indented stays"]),
     ],
 )
-def test_lines_end_at_blanks_within_the_columns(
-    monkeypatch: pytest.MonkeyPatch, text: str, lines: list[str]
-) -> None:
+def test_lines_end_at_blanks_within_the_columns(monkeypatch, text, lines):
     monkeypatch.setenv("COLUMNS", "20")
     assert console.wrap(text).split("\n") == lines
 
 
-def test_control_characters_and_what_the_encoding_lacks_are_escaped() -> None:
+def test_control_characters_and_what_the_encoding_lacks_are_escaped():
     speak = SPEAK + 'log.info("file\\x1b[2J\\r.txt: %s\\nnext", "é")'
     env = os.environ | {"PYTHONIOENCODING": "ascii"}
     command = [sys.executable, "-c", speak]

@@ -3,7 +3,6 @@ hand its numbers to Python. What only a GPU can show, that nothing else waits fo
 
 import json
 import sys
-from pathlib import Path
 
 from tests.running import environment, train
 
@@ -41,9 +40,7 @@ READ = {"tolist in step.read_numbers": 1}
 EVALUATED = {"tolist in scoring.add_up": 1}
 
 
-def test_a_step_reads_the_device_once_and_an_evaluation_once_more(
-    tmp_path: Path, data: dict[str, str]
-) -> None:
+def test_a_step_reads_the_device_once_and_an_evaluation_once_more(tmp_path, data):
     env = environment(tmp_path, data, EVAL_EVERY=3, MAX_STEPS=8, LOG_EVERY=1, SAVE_EVERY="0")
     train(env, command=[sys.executable, "-c", COUNTER, str(tmp_path / "reads.json")])
     found = json.loads((tmp_path / "reads.json").read_text())

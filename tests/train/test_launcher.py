@@ -58,7 +58,7 @@ class Play(Children):
 
 
 @pytest.fixture
-def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+def config(tmp_path, monkeypatch):
     """Two processes on the CPU, and other nodes that are told nothing."""
     monkeypatch.setattr(locks, "wait_until_free", lambda paths: None)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -69,7 +69,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def told(monkeypatch):
     """Codes that the other nodes were told."""
     codes: list[int] = []
     monkeypatch.setattr(launcher, "tell_other_nodes", lambda code, *rest: codes.append(code))
@@ -101,17 +101,13 @@ def is_pod(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     ],
 )
-def test_one_process_runs_directly_and_several_under_torchrun(
-    config: Config, changes: dict[str, Any], command: str
-) -> None:
+def test_one_process_runs_directly_and_several_under_torchrun(config, changes, command):
     play = Play("0")
     assert launcher.launch(replace(config, **changes), play) == 0
     assert play.commands[-1] == command
 
 
-def test_all_visible_gpus_get_a_process_each(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_visible_gpus_get_a_process_each(config, monkeypatch):
     monkeypatch.setattr(launcher, "count_gpus", lambda environment: 3)
     play = Play("0")
     launcher.launch(replace(config, nproc=None, device="auto"), play)
@@ -124,9 +120,7 @@ def test_all_visible_gpus_get_a_process_each(
 
 @pytest.mark.parametrize("code", [0, 64, 70, 75, 78])
 @pytest.mark.parametrize("nproc", [1, 2])
-def test_what_another_start_cannot_help_is_returned_at_once(
-    config: Config, tmp_path: Path, nproc: int, code: int
-) -> None:
+def test_what_another_start_cannot_help_is_returned_at_once(config, tmp_path, nproc, code):
     play = Play(str(code) if nproc == 1 or code == 0 else f"r{code}:1")
     assert launcher.launch(replace(config, nproc=nproc), play) == code
     assert play.starts == 1 and not list(tmp_path.glob("launch.*"))
@@ -144,9 +138,7 @@ def test_what_another_start_cannot_help_is_returned_at_once(
         ("r78:137", 78),
     ],
 )
-def test_the_code_that_the_trainer_reports_beats_that_of_torchrun(
-    config: Config, script: str, code: int
-) -> None:
+def test_the_code_that_the_trainer_reports_beats_that_of_torchrun(config, script, code):
     assert launcher.launch(replace(config, max_restarts=0), Play(script)) == code
 
 
@@ -154,12 +146,12 @@ def test_the_code_that_the_trainer_reports_beats_that_of_torchrun(
     ("script", "code"),
     [("stop:r75:1", 75), ("stop:r75?:1", 75), ("stop:1", 143), ("r75!:1", 75), ("130", 143)],
 )
-def test_who_is_asked_to_stop_starts_nothing_again(config: Config, script: str, code: int) -> None:
+def test_who_is_asked_to_stop_starts_nothing_again(config, script, code):
     play = Play(script)
     assert launcher.launch(config, play) == code and play.starts == 1
 
 
-def test_a_stop_in_a_pause_is_heard(config: Config) -> None:
+def test_a_stop_in_a_pause_is_heard(config):
     play = Play("1")
     play.stops_in_pause = True
     assert launcher.launch(config, play) == 143 and play.starts == 1
@@ -169,14 +161,7 @@ def test_a_stop_in_a_pause_is_heard(config: Config) -> None:
     ("nodes", "script", "code"),
     [({}, "r64:1", 64), ({}, "r78:1", 78), (NODES, "r78:1", 78), ({}, "r1:1", 70)],
 )
-def test_the_last_line_says_why(
-    config: Config,
-    capfd: pytest.CaptureFixture,
-    told: list[int],
-    nodes: dict[str, Any],
-    script: str,
-    code: int,
-) -> None:
+def test_the_last_line_says_why(config, capfd, told, nodes, script, code):
     """After all that torchrun prints: Kubernetes shows the end of what a pod said."""
     assert launcher.launch(replace(config, **nodes), Play(script)) == code
     before = {70: "the trainer said last: "}.get(code, "")
@@ -187,9 +172,7 @@ def test_the_last_line_says_why(
 # ---- Restarts
 
 
-def test_a_trainer_that_fails_is_started_again_and_it_is_said(
-    config: Config, capfd: pytest.CaptureFixture
-) -> None:
+def test_a_trainer_that_fails_is_started_again_and_it_is_said(config, capfd):
     play = Play("s10:r1:1 137 0")
     assert launcher.launch(config, play) == 0 and play.starts == 3
     out = capfd.readouterr().out
@@ -200,18 +183,14 @@ def test_a_trainer_that_fails_is_started_again_and_it_is_said(
     assert "attempt 2 ended with signal KILL; last checkpoint: step 10; starting again in 2" in out
 
 
-def test_a_restart_waits_until_the_trainer_before_has_let_the_run_go(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_restart_waits_until_the_trainer_before_has_let_the_run_go(config, monkeypatch):
     """As workers do whose torchrun was killed: they end a moment later."""
     waits: list[str] = []
     monkeypatch.setattr(locks, "wait_until_free", lambda paths: waits.append(paths.name))
     assert launcher.launch(config, Play("137 1 0")) == 0 and waits == ["x", "x"]
 
 
-def test_only_attempts_without_a_new_checkpoint_count(
-    config: Config, capfd: pytest.CaptureFixture, tmp_path: Path
-) -> None:
+def test_only_attempts_without_a_new_checkpoint_count(config, capfd, tmp_path):
     play = Play("s5:1 s10:1 1 1 s11:1 1 1 1")
     assert launcher.launch(config, play) == 70 and play.starts == 8
     assert play.pauses == [1, 1, 2, 4, 1, 2, 4]
@@ -220,18 +199,18 @@ def test_only_attempts_without_a_new_checkpoint_count(
     assert f"{tmp_path}/x/logs/" in err
 
 
-def test_an_older_checkpoint_is_no_progress(config: Config) -> None:
+def test_an_older_checkpoint_is_no_progress(config):
     play = Play("s10:1 s8:1 s9:1 s10:1")
     assert launcher.launch(config, play) == 70 and play.starts == 4
 
 
-def test_pauses_grow_up_to_half_a_minute(config: Config) -> None:
+def test_pauses_grow_up_to_half_a_minute(config):
     play = Play("1")
     assert launcher.launch(replace(config, max_restarts=7), play) == 70
     assert play.pauses == [1, 2, 4, 8, 16, 30, 30]
 
 
-def test_an_evaluation_is_not_started_again(config: Config) -> None:
+def test_an_evaluation_is_not_started_again(config):
     play = Play("1")
     assert launcher.launch(config, play, "train.generate.eval_run") == 1 and play.starts == 1
 
@@ -239,9 +218,7 @@ def test_an_evaluation_is_not_started_again(config: Config) -> None:
 # ---- Several nodes
 
 
-def test_torchrun_starts_after_the_roll_call(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torchrun_starts_after_the_roll_call(config, monkeypatch):
     monkeypatch.setenv("POD_SITE", "a-zone")
     is_pod(monkeypatch)
     play = Play("s5:1 r1:1 0")
@@ -254,14 +231,7 @@ def test_torchrun_starts_after_the_roll_call(
 @pytest.mark.parametrize(
     ("answer", "code"), [(10, 0), (64, 64), (69, 69), (75, 75), (78, 78), (143, 143)]
 )
-def test_the_answer_of_the_roll_call_is_final(
-    config: Config,
-    monkeypatch: pytest.MonkeyPatch,
-    told: list[int],
-    pod: bool,
-    answer: int,
-    code: int,
-) -> None:
+def test_the_answer_of_the_roll_call_is_final(config, monkeypatch, told, pod, answer, code):
     if pod:
         is_pod(monkeypatch)
     play = Play("0", roll_call=answer)
@@ -269,13 +239,11 @@ def test_the_answer_of_the_roll_call_is_final(
     assert play.starts == 0 and told == []
 
 
-def test_a_node_that_ends_for_good_tells_the_others(config: Config, told: list[int]) -> None:
+def test_a_node_that_ends_for_good_tells_the_others(config, told):
     assert launcher.launch(replace(config, **NODES), Play("r78:1")) == 78 and told == [78]
 
 
-def test_a_node_that_is_stopped_as_all_are_about_to_start_tells_the_others(
-    config: Config, told: list[int]
-) -> None:
+def test_a_node_that_is_stopped_as_all_are_about_to_start_tells_the_others(config, told):
     play = Play("0")
     play.stop_requested = True
     assert launcher.launch(replace(config, **NODES), play) == 143
@@ -283,8 +251,8 @@ def test_a_node_that_is_stopped_as_all_are_about_to_start_tells_the_others(
 
 
 def test_a_pod_waits_for_a_peer_that_was_stopped_and_that_is_no_failure(
-    config: Config, monkeypatch: pytest.MonkeyPatch, told: list[int], capfd: pytest.CaptureFixture
-) -> None:
+    config, monkeypatch, told, capfd
+):
     is_pod(monkeypatch)
     play = Play("r75:1 s5:r75:1 r75:1 r75:1 0")
     assert launcher.launch(replace(config, **NODES, max_restarts=0), play) == 0
@@ -293,9 +261,7 @@ def test_a_pod_waits_for_a_peer_that_was_stopped_and_that_is_no_failure(
     assert capfd.readouterr().out.count(waits) == 4
 
 
-def test_failures_between_such_stops_still_count(
-    config: Config, monkeypatch: pytest.MonkeyPatch, told: list[int]
-) -> None:
+def test_failures_between_such_stops_still_count(config, monkeypatch, told):
     is_pod(monkeypatch)
     play = Play("r75:1 1 r75:1 1 1")
     assert launcher.launch(replace(config, **NODES, max_restarts=2), play) == 70
@@ -303,9 +269,7 @@ def test_failures_between_such_stops_still_count(
 
 
 @pytest.mark.parametrize(("nodes", "pod"), [(NODES, False), ({}, True)])
-def test_a_peer_that_stops_ends_a_node_that_is_no_pod(
-    config: Config, monkeypatch: pytest.MonkeyPatch, told: list[int], nodes: Any, pod: bool
-) -> None:
+def test_a_peer_that_stops_ends_a_node_that_is_no_pod(config, monkeypatch, told, nodes, pod):
     if pod:
         is_pod(monkeypatch)
     play = Play("r75:1 0")
@@ -314,8 +278,8 @@ def test_a_peer_that_stops_ends_a_node_that_is_no_pod(
 
 @pytest.mark.parametrize("script", ["stop:r75:1", "r75!:1"])
 def test_a_pod_that_is_stopped_itself_takes_no_time_to_tell_the_others(
-    config: Config, monkeypatch: pytest.MonkeyPatch, told: list[int], script: str
-) -> None:
+    config, monkeypatch, told, script
+):
     """`make stop` on a node, by SIGINT to the trainer alone, is about that node."""
     is_pod(monkeypatch)
     play = Play(script)
@@ -326,7 +290,7 @@ def test_a_pod_that_is_stopped_itself_takes_no_time_to_tell_the_others(
 # ---- As a program
 
 
-def test_it_starts_fast_and_only_execs() -> None:
+def test_it_starts_fast_and_only_execs():
     code = "import sys, train.launcher, train.start_node; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == "False\n"

@@ -22,11 +22,11 @@ from train.job import Job
         (f"{77 * 'x'}\n{76 * 'y'}", f"{73 * 'x'}...\n{76 * 'y'}"),
     ],
 )
-def test_a_terminal_shows_the_first_lines_of_a_sample(text: str, shown: str) -> None:
+def test_a_terminal_shows_the_first_lines_of_a_sample(text, shown):
     assert final_sample.excerpt(text) == shown
 
 
-def test_what_a_model_writes_cannot_command_a_terminal() -> None:
+def test_what_a_model_writes_cannot_command_a_terminal():
     text = "def f():\n\tx = 1 \x1b[2J\x07\u200e é\r\n"
     shown = "def f():\n        x = 1 \\x1b[2J\\x07\\u200e é\\r\n"
     record = logging.makeLogRecord({"msg": "%s", "args": (text,)})
@@ -34,7 +34,7 @@ def test_what_a_model_writes_cannot_command_a_terminal() -> None:
     assert final_sample.excerpt(text) == shown.removesuffix("\n")
 
 
-def test_a_stopped_run_says_what_make_will_report() -> None:
+def test_a_stopped_run_says_what_make_will_report():
     said: list[tuple[str, ...]] = []
     job: Any = SimpleNamespace(
         config=SimpleNamespace(last_step=9000, save_every=10),

@@ -68,14 +68,12 @@ def relative(one: dict, other: dict) -> float:
 
 
 @pytest.fixture(scope="module")
-def one_process(tmp_path_factory: pytest.TempPathFactory, data: dict[str, str]) -> Path:
+def one_process(tmp_path_factory, data):
     return launch(tmp_path_factory.mktemp("one"), data, 1, 20, MICRO_BATCH_SIZE=16)
 
 
 @pytest.mark.parametrize(("nproc", "micro"), [(2, 4), pytest.param(4, 1, marks=pytest.mark.slow)])
-def test_any_number_of_processes_follows_one(
-    tmp_path: Path, data: dict[str, str], one_process: Path, nproc: int, micro: int
-) -> None:
+def test_any_number_of_processes_follows_one(tmp_path, data, one_process, nproc, micro):
     run = launch(tmp_path, data, nproc, 20, by_user=True, MICRO_BATCH_SIZE=micro)
     assert len(losses(run)) == 20
     assert relative(losses(run), losses(one_process)) < 1e-5
@@ -100,9 +98,7 @@ def test_any_number_of_processes_follows_one(
     ],
     ids=str,
 )
-def test_a_model_that_is_split_follows_one_that_is_not(
-    tmp_path: Path, data: dict[str, str], one_process: Path, nproc: int, how: dict
-) -> None:
+def test_a_model_that_is_split_follows_one_that_is_not(tmp_path, data, one_process, nproc, how):
     if "COMPILE" in how and compilation.find_missing(torch.device("cpu")):
         pytest.skip("needs a C++ compiler")
     run = launch(tmp_path, data, nproc, 20, **how)
@@ -113,7 +109,7 @@ def test_a_model_that_is_split_follows_one_that_is_not(
 
 
 @pytest.mark.slow
-def test_two_processes_with_muon_follow_one(tmp_path: Path, data: dict[str, str]) -> None:
+def test_two_processes_with_muon_follow_one(tmp_path, data):
     """Each updates its own copy: were the copies not equal, losses would part."""
     settings = {"OPTIMIZER": "muon", "LR_SCHEDULE": "wsd", "DOC_MASK": 1}
     one, two = (launch(tmp_path, data, nproc, 12, **settings) for nproc in (1, 2))
@@ -123,9 +119,7 @@ def test_two_processes_with_muon_follow_one(tmp_path: Path, data: dict[str, str]
 
 @pytest.mark.slow
 @pytest.mark.fault(33)
-def test_the_number_of_processes_may_change_at_each_resume(
-    tmp_path: Path, data: dict[str, str], one_process: Path
-) -> None:
+def test_the_number_of_processes_may_change_at_each_resume(tmp_path, data, one_process):
     for nproc, steps in ((2, 6), (1, 10), (4, 20)):
         run = launch(tmp_path, data, nproc, steps, name="changing")
     three = environment(tmp_path, data, NPROC=3, MAX_STEPS=24, RUN_NAME="runchanging")
@@ -134,9 +128,7 @@ def test_the_number_of_processes_may_change_at_each_resume(
 
 
 @pytest.mark.slow
-def test_four_processes_stopped_and_started_go_on_to_the_bit(
-    tmp_path: Path, data: dict[str, str]
-) -> None:
+def test_four_processes_stopped_and_started_go_on_to_the_bit(tmp_path, data):
     whole = launch(tmp_path, data, 4, 12, name="whole", SAVE_EVERY=5)
     launch(tmp_path, data, 4, 7, name="killed", SAVE_EVERY=5)
     killed = launch(tmp_path, data, 4, 12, name="killed", SAVE_EVERY=5)
@@ -145,7 +137,7 @@ def test_four_processes_stopped_and_started_go_on_to_the_bit(
 
 
 @pytest.mark.fault(25)
-def test_the_launcher_returns_the_trainers_own_code(tmp_path: Path, data: dict[str, str]) -> None:
+def test_the_launcher_returns_the_trainers_own_code(tmp_path, data):
     out = train(environment(tmp_path, data, NPROC=3), command=LAUNCH, code=64)
     assert "BATCH_TOKENS=512 (environment): Must be a multiple of" in out
     assert "The nearest is BATCH_TOKENS=384." in out
@@ -188,9 +180,7 @@ def status_of(folder: Path) -> tuple[str, int]:
 
 
 @pytest.mark.slow
-def test_a_rank_that_fails_after_the_others_are_done_is_not_a_success(
-    tmp_path: Path, data: dict[str, str]
-) -> None:
+def test_a_rank_that_fails_after_the_others_are_done_is_not_a_success(tmp_path, data):
     env = with_fault(
         environment(tmp_path, data, NPROC=2, MAX_STEPS=2),
         tmp_path,
@@ -211,9 +201,7 @@ def test_a_rank_that_fails_after_the_others_are_done_is_not_a_success(
 
 @pytest.mark.slow
 @pytest.mark.fault(4)
-def test_ranks_that_stop_leave_together_however_long_the_first_takes(
-    tmp_path: Path, data: dict[str, str]
-) -> None:
+def test_ranks_that_stop_leave_together_however_long_the_first_takes(tmp_path, data):
     env = with_fault(
         environment(tmp_path, data, NPROC=2),
         tmp_path,
@@ -235,9 +223,7 @@ def test_ranks_that_stop_leave_together_however_long_the_first_takes(
     ]
 
 
-def test_a_rank_killed_before_training_is_no_stop_on_request(
-    tmp_path: Path, data: dict[str, str]
-) -> None:
+def test_a_rank_killed_before_training_is_no_stop_on_request(tmp_path, data):
     env = with_fault(
         environment(tmp_path, data, NPROC=2),
         tmp_path,
@@ -248,9 +234,7 @@ def test_a_rank_killed_before_training_is_no_stop_on_request(
 
 @pytest.mark.fault(6)
 @pytest.mark.parametrize("asked", ["launcher", "make stop"])
-def test_a_stop_before_training_is_one_on_request(
-    tmp_path: Path, data: dict[str, str], asked: str
-) -> None:
+def test_a_stop_before_training_is_one_on_request(tmp_path, data, asked):
     env = with_fault(
         environment(tmp_path, data, NPROC=2),
         tmp_path,
@@ -269,8 +253,8 @@ def test_a_stop_before_training_is_one_on_request(
 
 
 def test_ranks_that_have_left_on_request_are_no_failure_of_the_one_that_waited_for_them(
-    tmp_path: Path, data: dict[str, str]
-) -> None:
+    tmp_path, data
+):
     """The first rank waits outside of Python, and hears of its peer's end before it hears of the signal."""
     env = with_fault(
         environment(tmp_path, data, NPROC=2),
@@ -287,9 +271,7 @@ def test_ranks_that_have_left_on_request_are_no_failure_of_the_one_that_waited_f
     assert status_of(tmp_path) == ("stopped", 75)
 
 
-def test_the_cause_of_a_failure_is_in_the_log_of_its_rank(
-    tmp_path: Path, data: dict[str, str]
-) -> None:
+def test_the_cause_of_a_failure_is_in_the_log_of_its_rank(tmp_path, data):
     env = with_fault(
         environment(tmp_path, data, NPROC=2),
         tmp_path,
@@ -305,9 +287,7 @@ def test_the_cause_of_a_failure_is_in_the_log_of_its_rank(
 
 
 @pytest.mark.slow
-def test_a_split_model_whose_evaluation_fails_is_whole_for_its_sample(
-    tmp_path: Path, data: dict[str, str]
-) -> None:
+def test_a_split_model_whose_evaluation_fails_is_whole_for_its_sample(tmp_path, data):
     env = with_fault(
         environment(tmp_path, data, NPROC=2, PARALLEL="fsdp", MAX_STEPS=2),
         tmp_path,
@@ -323,7 +303,7 @@ def test_a_split_model_whose_evaluation_fails_is_whole_for_its_sample(
     assert status_of(tmp_path) == ("done", 0)
 
 
-def test_the_engine_gets_one_name_of_the_flag_that_was_renamed() -> None:
+def test_the_engine_gets_one_name_of_the_flag_that_was_renamed():
     assert parallel.NO_BUFFERS in ({"forward_sync_buffers": False}, {"broadcast_buffers": False})
 
 
@@ -393,13 +373,8 @@ def masked_steps(rank: int, size: int, folder: str, c: Config) -> None:
     ids=["ddp", "fsdp", "hsdp", "fsdp each micro-batch", "muon"],
 )
 def test_unequal_masks_weigh_each_token_the_same_and_ranks_stay_equal(
-    tmp_path: Path,
-    tiny: Config,
-    free_port: int,
-    monkeypatch: pytest.MonkeyPatch,
-    how: dict,
-    sizes: tuple[int, ...],
-) -> None:
+    tmp_path, tiny, free_port, monkeypatch, how, sizes
+):
     monkeypatch.setenv("TEST_PORT", str(free_port))
     c = dataclasses.replace(tiny, device="cpu", **how)
     close = 1e-3 if c.optimizer == "muon" else 1e-5  # Muon's iterations are in bfloat16
@@ -465,9 +440,7 @@ def save_twice(folder: Path, c: Config, world: World) -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_that_cannot_save_holds_nobody_up(
-    tmp_path: Path, tiny: Config, free_port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_that_cannot_save_holds_nobody_up(tmp_path, tiny, free_port, monkeypatch):
     monkeypatch.setenv("TEST_PORT", str(free_port))
     run_ranks(no_room_on_one, (2, str(tmp_path), dataclasses.replace(tiny, device="cpu")), 2)
     assert [path.name for path in (tmp_path / "ckpt").iterdir()] == ["step_0000002"]

@@ -30,7 +30,7 @@ def expected(name: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("columns", [60, 80, 120])
-def test_make_train_is_read_as_it_was_written(tmp_path: Path, columns: int) -> None:
+def test_make_train_is_read_as_it_was_written(tmp_path, columns):
     data = make_data(tmp_path / "data", tokens=2_000_000)
     recipe = {"PRESET": "tiny", "MIN_LEARNING_RATE": 0, "SAVE_EVERY": 100_000}
     env = environment(tmp_path, data, RUN_NAME="tiny", **recipe)

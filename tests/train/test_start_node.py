@@ -47,7 +47,7 @@ def executable(path: Path, text: str) -> None:
 
 
 @pytest.fixture
-def env(tmp_path: Path) -> dict[str, str]:
+def env(tmp_path):
     """A user with few settings and no GPU; the trainer and all else is a stub."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "empty.env").touch()
@@ -90,9 +90,7 @@ def stages(out: str) -> list[str]:
 
 
 @pytest.mark.fault(22)
-def test_a_recipe_for_gpus_stops_at_once_where_there_are_none(
-    env: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_recipe_for_gpus_stops_at_once_where_there_are_none(env, tmp_path):
     code, out = train(env, DEVICE="cuda")
     assert code == 64 and "No GPU found" in out and "run:" not in out
     gpus(tmp_path, 1)
@@ -102,9 +100,7 @@ def test_a_recipe_for_gpus_stops_at_once_where_there_are_none(
     assert stages(out) == ["-m train.data.prepare", "-m train.main", "-m analysis.plots"]
 
 
-def test_a_failing_stage_ends_the_job_with_its_code_and_leaves_no_folder(
-    env: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_failing_stage_ends_the_job_with_its_code_and_leaves_no_folder(env, tmp_path):
     code, out = train(env, FAILS="train.data.prepare")
     assert code == 78 and len(stages(out)) == 1 and not (tmp_path / "runs" / "x").exists()
 
@@ -118,9 +114,7 @@ def test_a_failing_stage_ends_the_job_with_its_code_and_leaves_no_folder(
         ({}, False),
     ],
 )
-def test_a_node_that_cannot_prepare_its_data_tells_the_others_why(
-    env: dict[str, str], tmp_path: Path, settings: dict[str, str], told: bool
-) -> None:
+def test_a_node_that_cannot_prepare_its_data_tells_the_others_why(env, tmp_path, settings, told):
     """They would wait for it as long as they may. Pods end with their Job."""
     code, out = train(env, FAILS="train.data.prepare", **settings)
     assert code == 78 and "train.main" not in out
@@ -130,14 +124,12 @@ def test_a_node_that_cannot_prepare_its_data_tells_the_others_why(
 
 
 @pytest.mark.parametrize(("pod", "code"), [({}, 78), ({"K8S_NODE": "machine"}, 0)])
-def test_plots_alone_are_no_reason_for_another_pod(
-    env: dict[str, str], pod: dict[str, str], code: int
-) -> None:
+def test_plots_alone_are_no_reason_for_another_pod(env, pod, code):
     got, out = train(env, FAILS="analysis.plots", **pod)
     assert got == code and ("plots failed with code 78" in out) == (code == 0)
 
 
-def test_fine_tuning_has_its_own_modules_and_preset(env: dict[str, str]) -> None:
+def test_fine_tuning_has_its_own_modules_and_preset(env):
     settings = {"MODEL": "models/x", "DATA": "chats.jsonl", "ALLOW_FAIL": "memory"}
     _, out = train(env, "finetune", **settings)
     assert stages(out) == [
@@ -148,7 +140,7 @@ def test_fine_tuning_has_its_own_modules_and_preset(env: dict[str, str]) -> None
     assert "PRESET=finetune " in out
 
 
-def test_a_node_of_a_run_on_one_machine_is_refused(env: dict[str, str]) -> None:
+def test_a_node_of_a_run_on_one_machine_is_refused(env):
     code, out = train(env, "node")
     assert code == 64 and "NODES=1: train-node starts one node of several. Set NODES" in out
 
@@ -157,9 +149,7 @@ def test_a_node_of_a_run_on_one_machine_is_refused(env: dict[str, str]) -> None:
 
 
 @pytest.mark.fault(32)
-def test_a_second_start_is_refused_and_leaves_the_log_alone(
-    env: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_second_start_is_refused_and_leaves_the_log_alone(env, tmp_path):
     gate = tmp_path / "gate"
     gate.touch()
     code, out = train(env, DETACH="1", GATE=str(gate))
@@ -175,9 +165,7 @@ def test_a_second_start_is_refused_and_leaves_the_log_alone(
     assert log.count("run: -m train.data.prepare") == 1 and "\0" not in log
 
 
-def test_a_detached_run_outlives_the_shell_that_started_it(
-    env: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_detached_run_outlives_the_shell_that_started_it(env, tmp_path):
     command = f"'{sys.executable}' -m scripts.train; kill -HUP $$"
     environment = env | NODES | {"DETACH": "1", "PAUSE": "1"}
     shell = subprocess.run(["bash", "-c", command], cwd=ROOT, env=environment, check=False)
@@ -185,9 +173,7 @@ def test_a_detached_run_outlives_the_shell_that_started_it(
     wait_for(tmp_path / "runs" / "x" / "console_node_1.log", "--node-rank=1", seconds=20)
 
 
-def test_a_job_that_prepares_data_is_known_to_status_and_stopped_by_stop(
-    env: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_job_that_prepares_data_is_known_to_status_and_stopped_by_stop(env, tmp_path):
     def show(command: str) -> list[str]:
         status = [sys.executable, "-m", "record.status", command]
         done = subprocess.run(status, cwd=ROOT, env=env, text=True, check=True, capture_output=True)
@@ -203,9 +189,7 @@ def test_a_job_that_prepares_data_is_known_to_status_and_stopped_by_stop(
     assert show("runs")[:2] == ["no", "runs"]
 
 
-def test_each_node_has_its_own_job_and_only_the_first_draws(
-    env: dict[str, str], tmp_path: Path
-) -> None:
+def test_each_node_has_its_own_job_and_only_the_first_draws(env, tmp_path):
     """They may share RUNS_DIR."""
     gate = tmp_path / "gate"
     gate.touch()
@@ -221,9 +205,7 @@ def test_each_node_has_its_own_job_and_only_the_first_draws(
     assert PLOTS in first.communicate(timeout=120)[0]
 
 
-def test_a_pod_waits_for_a_run_that_a_lost_machine_still_holds(
-    env: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_pod_waits_for_a_run_that_a_lost_machine_still_holds(env, tmp_path):
     """As a shared disk has it for some minutes. By hand it is refused at once."""
     folder = tmp_path / "runs" / "x"
     folder.mkdir(parents=True)
@@ -243,7 +225,7 @@ def test_a_pod_waits_for_a_run_that_a_lost_machine_still_holds(
 
 
 @pytest.mark.slow
-def test_a_pod_waits_no_longer_than_it_may(env: dict[str, str], tmp_path: Path) -> None:
+def test_a_pod_waits_no_longer_than_it_may(env, tmp_path):
     folder = tmp_path / "runs" / "x"
     folder.mkdir(parents=True)
     with open(folder / ".job", "w") as lock:
@@ -252,7 +234,7 @@ def test_a_pod_waits_no_longer_than_it_may(env: dict[str, str], tmp_path: Path) 
     assert code == 69 and "run x is running already" in out.splitlines()[-1]
 
 
-def test_a_folder_that_cannot_be_written_is_named(env: dict[str, str], tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_named(env, tmp_path):
     (tmp_path / "file").touch()
     gpus(tmp_path, 2)
     code, out = train(env, "2xh100", RUNS_DIR=str(tmp_path / "file"), ALLOW_FAIL="disk,gpus,driver")
@@ -262,7 +244,7 @@ def test_a_folder_that_cannot_be_written_is_named(env: dict[str, str], tmp_path:
 # ---- Two GPUs
 
 
-def test_the_preset_on_two_gpus_with_the_sampler_apart(env: dict[str, str], tmp_path: Path) -> None:
+def test_the_preset_on_two_gpus_with_the_sampler_apart(env, tmp_path):
     gpus(tmp_path, 2)
     env |= {"RUN_NAME": "", "ALLOW_FAIL": "gpus,driver,bf16,gpu-memory,memory,compiler"}
     code, out = train(env, "2xh100")
@@ -276,7 +258,7 @@ def test_the_preset_on_two_gpus_with_the_sampler_apart(env: dict[str, str], tmp_
     assert "--nproc-per-node=2 -m train.main" in out
 
 
-def test_without_gpus_nothing_is_started(env: dict[str, str], tmp_path: Path) -> None:
+def test_without_gpus_nothing_is_started(env, tmp_path):
     code, out = train(env, "2xh100")
     assert code == 64 and "No GPU found" in out and "run:" not in out
     assert not (tmp_path / "runs").exists()
@@ -293,8 +275,8 @@ def test_without_gpus_nothing_is_started(env: dict[str, str], tmp_path: Path) ->
     ],
 )
 def test_the_next_prompt_is_of_the_kind_of_text_that_was_trained_on(
-    tmp_path: Path, settings: dict[str, Any], prompt: str, longer: str
-) -> None:
+    tmp_path, settings, prompt, longer
+):
     config = dataclasses.replace(Config(), **settings)
     node = Node(config, PRETRAIN, cast(Children, None), RunPaths(tmp_path))
     lines = node.describe_next_steps()
@@ -305,8 +287,8 @@ def test_the_next_prompt_is_of_the_kind_of_text_that_was_trained_on(
 
 @pytest.mark.parametrize(("code", "is_last"), [(0, True), (64, True), (78, True), (75, False)])
 def test_a_pod_of_a_site_notes_an_end_after_which_no_other_takes_its_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, is_last: bool
-) -> None:
+    tmp_path, monkeypatch, code, is_last
+):
     monkeypatch.setattr("train.start_node.in_pod", lambda: True)
     config = dataclasses.replace(Config(), sync="diloco")
     node = Node(config, PRETRAIN, cast(Children, None), RunPaths(tmp_path))

@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -27,9 +26,7 @@ from train import tune
         ("MIG-a,MIG-b,MIG-c,MIG-d", 4),
     ],
 )
-def test_gpus_are_counted_as_cuda_sees_them(
-    tmp_path: Path, visible: str | None, count: int
-) -> None:
+def test_gpus_are_counted_as_cuda_sees_them(tmp_path, visible, count):
     listing = "\\n".join(f"GPU {i}: NVIDIA A100" for i in range(3))
     smi = tmp_path / "nvidia-smi"
     smi.write_text(f"#!/bin/sh\nprintf '{listing}\\n'\n")
@@ -43,11 +40,11 @@ def test_gpus_are_counted_as_cuda_sees_them(
     assert done.stdout == f"{count}\n"
 
 
-def test_without_a_driver_there_are_no_gpus(tmp_path: Path) -> None:
+def test_without_a_driver_there_are_no_gpus(tmp_path):
     assert tune.count_gpus({"CUDA_VISIBLE_DEVICES": "0,1", "PATH": str(tmp_path)}) == 0
 
 
-def test_what_trainers_on_a_cpu_get(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_trainers_on_a_cpu_get(monkeypatch):
     monkeypatch.setattr(tune, "count_cores", lambda: 8)
     monkeypatch.setattr(tune, "is_intel", lambda: True)
     monkeypatch.setattr(sys, "platform", "linux")
@@ -74,20 +71,20 @@ def test_what_trainers_on_a_cpu_get(monkeypatch: pytest.MonkeyPatch) -> None:
     ("own", "whole"),
     [("a=1", "a=1:glibc.malloc.hugetlb=1"), ("glibc.malloc.hugetlb=0", "glibc.malloc.hugetlb=0")],
 )
-def test_what_the_user_has_set_stays(own: str, whole: str) -> None:
+def test_what_the_user_has_set_stays(own, whole):
     given = {"OMP_NUM_THREADS": "7", "MKL_DYNAMIC": "TRUE", "MALLOC_MMAP_THRESHOLD_": "5"}
     environment = given | {"GLIBC_TUNABLES": own}
     tune.tune(environment, processes=1, gpus=0)
     assert given.items() <= environment.items() and environment["GLIBC_TUNABLES"] == whole
 
 
-def test_with_gpus_only_threads_are_set() -> None:
+def test_with_gpus_only_threads_are_set():
     environment: dict[str, str] = {}
     tune.tune(environment, processes=2, gpus=2)
     assert list(environment) == ["OMP_NUM_THREADS"]
 
 
-def test_nccl_writes_what_it_does_to_the_run(tmp_path: Path) -> None:
+def test_nccl_writes_what_it_does_to_the_run(tmp_path):
     environment: dict[str, str] = {}
     tune.record_nccl(environment, RunPaths(tmp_path))
     assert environment == {
@@ -107,7 +104,7 @@ def test_nccl_writes_what_it_does_to_the_run(tmp_path: Path) -> None:
     assert older["TORCH_FR_BUFFER_SIZE"] == "9" and "NCCL_DEBUG_FILE" not in older
 
 
-def test_a_module_gets_them_as_a_program() -> None:
+def test_a_module_gets_them_as_a_program():
     command = [sys.executable, "-m", "train.tune", "--cpu", "1", "platform"]
     done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=True)
     assert re.match(r"launch: processes=1 threads=\d+ MKL_DYNAMIC=FALSE", done.stdout)

@@ -46,9 +46,7 @@ def write(root: Path, step: int, c: Config) -> Path:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_training_goes_on_to_the_bit_from_a_checkpoint(
-    tiny: Config, tmp_path: Path, tied: bool
-) -> None:
+def test_training_goes_on_to_the_bit_from_a_checkpoint(tiny, tmp_path, tied):
     c = dataclasses.replace(tiny, tie_embeddings=tied)
     model, optimizer = trained(c, 5)
     folder, size = save(tmp_path, 5, model, optimizer, {"data": {"step": 5}})
@@ -67,9 +65,7 @@ def test_training_goes_on_to_the_bit_from_a_checkpoint(
         assert other.lm_head.weight is other.embed_tokens.weight
 
 
-def test_what_sites_have_in_common_is_kept_and_read_if_it_is_asked_for(
-    tiny: Config, tmp_path: Path
-) -> None:
+def test_what_sites_have_in_common_is_kept_and_read_if_it_is_asked_for(tiny, tmp_path):
     model, optimizer = trained(tiny, 1)
     need = checkpoint.needed_bytes(model, 2)
 
@@ -96,7 +92,7 @@ def test_what_sites_have_in_common_is_kept_and_read_if_it_is_asked_for(
     checkpoint.load_into(tmp_path / "step_0000001", model, optimizer)  # it is not asked for
 
 
-def test_keys_are_the_models_own_names(tiny: Config) -> None:
+def test_keys_are_the_models_own_names(tiny):
     states = checkpoint.tensor_states(*trained(tiny, 1))
     assert set(states["model"]) == {
         name for name, _ in build(tiny, ALONE.device).named_parameters()
@@ -104,9 +100,7 @@ def test_keys_are_the_models_own_names(tiny: Config) -> None:
     assert "state.layers.0.self_attn.q_proj.weight.exp_avg" in states["optimizer"]
 
 
-def test_a_committed_step_is_written_again_only_for_its_evaluation(
-    tiny: Config, tmp_path: Path
-) -> None:
+def test_a_committed_step_is_written_again_only_for_its_evaluation(tiny, tmp_path):
     folder = write(tmp_path, 1, tiny)
     before = {p.name: p.stat().st_mtime_ns for p in folder.iterdir()}
     assert save(tmp_path, 1, *trained(tiny, 2), {"data": {}})[1] == 0
@@ -118,9 +112,7 @@ def test_a_committed_step_is_written_again_only_for_its_evaluation(
 
 
 @pytest.mark.fault(7)
-def test_a_full_disk_leaves_the_last_checkpoint_and_no_half_one(
-    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_leaves_the_last_checkpoint_and_no_half_one(tiny, tmp_path, monkeypatch):
     write(tmp_path, 1, tiny)
 
     def no_space(*_: object, **__: object) -> None:
@@ -141,16 +133,14 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_no_half_one(
     assert [p.name for p in tmp_path.iterdir()] == ["step_0000001"]
 
 
-def test_a_checkpoint_of_another_shape_says_so(tiny: Config, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_shape_says_so(tiny, tmp_path):
     folder = write(tmp_path, 1, tiny)
     wider = dataclasses.replace(tiny, n_embd=64)
     with pytest.raises(CheckpointError, match=r"step_0000001: could not read it: Size mismatch"):
         checkpoint.load_into(folder, *trained(wider, 1))
 
 
-def test_the_committed_checkpoint_of_schema_1_still_loads(
-    tiny: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_committed_checkpoint_of_schema_1_still_loads(tiny, monkeypatch):
     """The format is a promise: checkpoint_schema_1 was written when schema 1 was defined."""
     facts = json.loads((COMMITTED / "facts.json").read_text())
     monkeypatch.setattr(

@@ -163,8 +163,8 @@ class Run:
 @pytest.mark.fault(2, 7, 13, 14)
 @pytest.mark.parametrize("seed", range(4))
 def test_a_run_goes_on_from_the_newest_checkpoint_that_was_reported(
-    tiny: Config, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tiny, tmp_path, seed, monkeypatch
+):
     Run(tiny, tmp_path, seed, monkeypatch).live()
 
 
@@ -209,9 +209,7 @@ PLANTED = {
 
 
 @pytest.mark.parametrize("fault", PLANTED)
-def test_a_planted_fault_is_noticed(
-    tiny: Config, tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_planted_fault_is_noticed(tiny, tmp_path, fault, monkeypatch):
     owner, name, planted = PLANTED[fault]
     monkeypatch.setattr(owner, name, planted, raising=False)
     for seed in range(4):

@@ -48,8 +48,8 @@ DAMAGES = {
 @pytest.mark.fault(13, 14)
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_a_damaged_checkpoint_is_passed_over_and_set_aside_with_a_warning_that_names_both(
-    tmp_path: Path, damage, caplog: pytest.LogCaptureFixture
-) -> None:
+    tmp_path, damage, caplog
+):
     make(tmp_path, 8, 12)
     damage(find.folder_of(tmp_path, 12))
     (tmp_path / "latest").write_text("step_0000012")  # by whomever: what is the latest is derived
@@ -67,9 +67,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_set_aside_with_a_warning_that_n
 
 
 @pytest.mark.fault(14)
-def test_a_copy_under_another_step_touches_no_good_checkpoint(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_copy_under_another_step_touches_no_good_checkpoint(tmp_path, caplog):
     make(tmp_path, 4, 8, 12)
     shutil.copytree(tmp_path / "step_0000004", tmp_path / "step_0000100")
     assert find.latest_for_all(tmp_path, ALONE)[0].name == "step_0000012"
@@ -79,7 +77,7 @@ def test_a_copy_under_another_step_touches_no_good_checkpoint(
 
 
 @pytest.mark.fault(15)
-def test_if_none_verifies_nothing_starts_over_and_nothing_is_renamed(tmp_path: Path) -> None:
+def test_if_none_verifies_nothing_starts_over_and_nothing_is_renamed(tmp_path):
     make(tmp_path, 1, 2)
     damage(tmp_path, 1, 2)
     with pytest.raises(
@@ -91,7 +89,7 @@ def test_if_none_verifies_nothing_starts_over_and_nothing_is_renamed(tmp_path: P
     assert find.find_latest(tmp_path / "absent") is None
 
 
-def test_a_checkpoint_of_a_later_version_is_neither_passed_over_nor_renamed(tmp_path: Path) -> None:
+def test_a_checkpoint_of_a_later_version_is_neither_passed_over_nor_renamed(tmp_path):
     folder = make(tmp_path, 1, 2)
     for later in ({"schema": 3, "step": 2}, {"schema": 3, "steps": {}}):
         (folder / FILE).write_bytes(seal_manifest(later))
@@ -100,7 +98,7 @@ def test_a_checkpoint_of_a_later_version_is_neither_passed_over_nor_renamed(tmp_
     assert find.committed(tmp_path) == [1, 2]
 
 
-def test_pruning_keeps_the_newest_and_the_permanent_and_clears_leftovers(tmp_path: Path) -> None:
+def test_pruning_keeps_the_newest_and_the_permanent_and_clears_leftovers(tmp_path):
     make(tmp_path, 1, 2, 4, 5, 7, 8, 9)
     (tmp_path / "step_0000010.tmp-abc").mkdir()
     (tmp_path / ".trash-step_0000003-abc").mkdir()
@@ -108,9 +106,7 @@ def test_pruning_keeps_the_newest_and_the_permanent_and_clears_leftovers(tmp_pat
     assert sorted(p.name for p in tmp_path.iterdir()) == [f"step_{s:07d}" for s in (4, 5, 8, 9)]
 
 
-def test_pruning_never_deletes_the_two_newest_that_verify(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_pruning_never_deletes_the_two_newest_that_verify(tmp_path, caplog):
     make(tmp_path, 1, 2, 3, 4, 5, 6, 7)
     damage(tmp_path, 4, 6, 7)
     assert find.prune(tmp_path, keep_last=3, keep_every=0) == [1, 2, 4]
@@ -118,18 +114,14 @@ def test_pruning_never_deletes_the_two_newest_that_verify(
     assert "step_0000007" in caplog.text and "an older one is kept" in caplog.text
 
 
-def test_pruning_hashes_nothing_that_is_known_to_be_sound(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pruning_hashes_nothing_that_is_known_to_be_sound(tmp_path, monkeypatch):
     make(tmp_path, 1, 2, 3, 4)
     monkeypatch.setattr(find, "verify", lambda folder: pytest.fail(f"{folder} was hashed"))
     assert find.prune(tmp_path, keep_last=4, keep_every=0) == []
     assert find.prune(tmp_path, keep_last=2, keep_every=0, sound={1, 3, 4}) == [1, 2]
 
 
-def test_what_cannot_be_renamed_ends_a_resume_but_no_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_cannot_be_renamed_ends_a_resume_but_no_training(tmp_path, monkeypatch, caplog):
     make(tmp_path, 1, 2, 3, 4)
     hide = find.hide
 
@@ -148,7 +140,7 @@ def test_what_cannot_be_renamed_ends_a_resume_but_no_training(
         find.latest_for_all(tmp_path, ALONE, before=4, what="rolled-back")
 
 
-def test_the_best_is_the_lowest_validation_loss_and_the_earliest(tmp_path: Path) -> None:
+def test_the_best_is_the_lowest_validation_loss_and_the_earliest(tmp_path):
     make(tmp_path, 1)
     assert find.best(tmp_path) is None
     for step, loss in ((2, 3.0), (3, 2.5), (4, 2.5), (5, 2.0)):

@@ -3,11 +3,9 @@
 import json
 import math
 from operator import itemgetter
-from pathlib import Path
 
 import pytest
 
-from settings.config import Config
 from tests.train.checkpoint.test_checkpoint import save, trained
 from train.checkpoint import manifest
 from train.checkpoint.manifest import OtherFormat
@@ -29,7 +27,7 @@ STATES = {  # as train/faults/recovery.py has them
 
 
 @pytest.fixture
-def folder(tiny: Config, tmp_path: Path) -> Path:
+def folder(tiny, tmp_path):
     return save(tmp_path, 3, *trained(tiny, 1), STATES)[0]
 
 
@@ -49,7 +47,7 @@ def parse(content: bytes) -> dict | None:
         return None
 
 
-def test_every_flipped_bit_of_a_manifest_is_noticed_or_changes_nothing(folder: Path) -> None:
+def test_every_flipped_bit_of_a_manifest_is_noticed_or_changes_nothing(folder):
     content = (folder / "MANIFEST.json").read_bytes()
     written = repr(parse(content))
     assert "nan" in written and "[2, 16]" in written
@@ -58,9 +56,7 @@ def test_every_flipped_bit_of_a_manifest_is_noticed_or_changes_nothing(folder: P
     assert len(passed) < 10  # such as 5e-07 and 5E-07
 
 
-def test_a_manifest_of_schema_1_is_read_and_has_all_that_is_looked_up(
-    folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_manifest_of_schema_1_is_read_and_has_all_that_is_looked_up(folder, caplog):
     states = json.loads((folder / "MANIFEST.json").read_bytes())
     del states["hash"]
     content = json.dumps(states | {"schema": 1}, indent=1).encode()

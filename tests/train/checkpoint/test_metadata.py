@@ -49,7 +49,7 @@ NAMES = list(hostile(Path()))
 
 
 @pytest.fixture
-def saved(tiny: Config, tmp_path: Path) -> Path:
+def saved(tiny, tmp_path):
     return write(tmp_path, 1, tiny)
 
 
@@ -64,9 +64,7 @@ def readers(config: Config) -> dict[str, Callable[[Path], object]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_code_in_the_place_of_the_list_is_run(
-    saved: Path, tiny: Config, tmp_path: Path, name: str
-) -> None:
+def test_no_code_in_the_place_of_the_list_is_run(saved, tiny, tmp_path, name):
     victim = tmp_path / "victim"
     (saved / ".metadata").write_bytes(hostile(victim)[name])
     content = manifest.load_manifest(saved)
@@ -89,7 +87,7 @@ class ByName:
         return getattr, self.arguments
 
 
-def test_a_memory_format_is_read_however_python_wrote_it_and_no_other_attribute() -> None:
+def test_a_memory_format_is_read_however_python_wrote_it_and_no_other_attribute():
     kinds = dcp.metadata._MEM_FORMAT_ENCODING
     member = kinds.TORCH_CONTIGUOUS_FORMAT
     for content in (pickle.dumps(member), pickle.dumps(ByName(kinds, member.name))):
@@ -100,7 +98,7 @@ def test_a_memory_format_is_read_however_python_wrote_it_and_no_other_attribute(
             metadata.MetadataUnpickler(io.BytesIO(content)).load()
 
 
-def test_the_list_is_read_as_torch_reads_it(saved: Path) -> None:
+def test_the_list_is_read_as_torch_reads_it(saved):
     own, theirs = (
         reader(saved).read_metadata() for reader in (metadata.Reader, dcp.FileSystemReader)
     )

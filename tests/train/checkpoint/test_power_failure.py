@@ -44,7 +44,7 @@ def claimed(metrics: Path) -> int:
 @pytest.mark.slow
 @pytest.mark.fault(2)
 @needs_loop_device
-def test_a_run_goes_on_to_the_bit_after_a_power_failure(tmp_path: Path) -> None:
+def test_a_run_goes_on_to_the_bit_after_a_power_failure(tmp_path):
     data = make_data(tmp_path / "data")
     settings = {"MAX_STEPS": 60, "SAVE_EVERY": 2}
     train(environment(tmp_path, data, **settings))

@@ -112,14 +112,9 @@ def run(
     ],
     ids=["some", "more"],
 )
-def test_whatever_wrote_it_whatever_reads_it_every_weight_and_moment_is_the_same_to_the_bit(
-    tmp_path: Path,
-    tiny: Config,
-    free_port: int,
-    monkeypatch: pytest.MonkeyPatch,
-    writers: tuple[str, ...],
-    readers: tuple[str, ...],
-) -> None:
+def test_whatever_wrote_it_whatever_reads_it_all_tensors_are_the_same_to_the_bit(
+    tmp_path, tiny, free_port, monkeypatch, writers, readers
+):
     monkeypatch.setenv("TEST_PORT", str(free_port))
     c = dataclasses.replace(tiny, device="cpu")
     written = {}
@@ -135,8 +130,8 @@ def test_whatever_wrote_it_whatever_reads_it_every_weight_and_moment_is_the_same
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["ddp 2", "hsdp 2 x 2"])
 def test_ranks_that_do_not_see_the_folder_get_what_the_first_copy_has(
-    tmp_path: Path, tiny: Config, free_port: int, monkeypatch: pytest.MonkeyPatch, mode: str
-) -> None:
+    tmp_path, tiny, free_port, monkeypatch, mode
+):
     monkeypatch.setenv("TEST_PORT", str(free_port))
     c = dataclasses.replace(tiny, device="cpu")
     (found,) = run(c, "one", tmp_path / "one")
@@ -203,8 +198,8 @@ def load_part(rank: int, size: int, c: Config, folder: str) -> None:
     not Path("/proc/self/clear_refs").exists(), reason="needs Linux to measure memory"
 )
 def test_building_and_loading_a_split_model_never_holds_it_whole(
-    tmp_path: Path, tiny: Config, free_port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, tiny, free_port, monkeypatch
+):
     monkeypatch.setenv("TEST_PORT", str(free_port))
     c = dataclasses.replace(
         tiny,

@@ -1,12 +1,10 @@
 """train/checkpoint/saver.py: who copies and writes what, and what is ready before the first save."""
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 import torch
 
-from settings.config import Config
 from tests.train.checkpoint.test_checkpoint import trained
 from train import timeouts
 from train.checkpoint import checkpoint
@@ -35,8 +33,8 @@ def worlds(size: int, local_size: int) -> list[World]:
 
 
 def test_under_ddp_each_process_of_a_node_writes_an_equal_part_and_all_is_written_once(
-    tiny: Config, tmp_path: Path
-) -> None:
+    tiny, tmp_path
+):
     states = checkpoint.tensor_states(*trained(tiny, 1))
     savers = [Saver(tmp_path, tiny, world, 2**20) for world in worlds(8, 4)]
     assert [saver.writes for saver in savers] == [True] * 4 + [False] * 4
@@ -59,13 +57,11 @@ def test_under_ddp_each_process_of_a_node_writes_an_equal_part_and_all_is_writte
     ],
     ids=str,
 )
-def test_a_checkpoint_is_written_by_one_copy_of_the_weights(
-    tiny: Config, how: dict, ranks: list[int]
-) -> None:
+def test_a_checkpoint_is_written_by_one_copy_of_the_weights(tiny, how, ranks):
     assert parallel.writers(dataclasses.replace(tiny, **how), worlds(8, 2)[5]) == ranks
 
 
-def test_the_copy_has_its_room_before_the_first_save(tiny: Config, tmp_path: Path) -> None:
+def test_the_copy_has_its_room_before_the_first_save(tiny, tmp_path):
     model, optimizer = trained(tiny, 1)
     saver = Saver(tmp_path, tiny, ALONE, 2**20)
     saver.warm_up(model, optimizer)
@@ -80,9 +76,7 @@ def test_the_copy_has_its_room_before_the_first_save(tiny: Config, tmp_path: Pat
         )
 
 
-def test_a_save_that_failed_leaves_no_group_behind_that_works_no_more(
-    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_save_that_failed_leaves_no_group_behind_that_works_no_more(tiny, tmp_path, monkeypatch):
     made = []
     monkeypatch.setattr(saver_module, "group_of", lambda ranks, seconds: made.append(seconds))
     model, optimizer = trained(tiny, 1)

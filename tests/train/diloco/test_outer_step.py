@@ -8,7 +8,6 @@ import torch
 
 pytest.importorskip("torchft")
 from plan.network import outer
-from settings.config import Config
 from tests.train.diloco.alone import Alone, Blocks, Mean
 from train.diloco.outer_step import Fragment, divide
 from train.model.model import build
@@ -19,9 +18,7 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize(
     ("layers", "count", "tied"), [(6, 1, True), (6, 4, True), (5, 2, False), (4, 4, False)]
 )
-def test_fragments_hold_each_weight_once_and_are_those_that_are_planned(
-    tiny: Config, layers: int, count: int, tied: bool
-) -> None:
+def test_fragments_hold_each_weight_once_and_are_those_that_are_planned(tiny, layers, count, tied):
     config = dataclasses.replace(tiny, n_layer=layers, tie_embeddings=tied)
     weights = dict(build(config, CPU).named_parameters())
     found = divide({name: w.numel() for name, w in weights.items()}, count)
@@ -41,9 +38,7 @@ def train(model: torch.nn.Module, seed: int) -> None:
 
 
 @pytest.mark.parametrize("delay", [0, 1])
-def test_the_outer_step_is_nesterovs_with_the_mean_change_of_the_sites(
-    tiny: Config, delay: int
-) -> None:
+def test_the_outer_step_is_nesterovs_with_the_mean_change_of_the_sites(tiny, delay):
     """Two sites, of which the other sends numbers; with a delay this one goes on meanwhile."""
     config = dataclasses.replace(
         tiny, outer_learning_rate=0.7, outer_momentum=0.9, sync_every=8, sync_delay=delay
@@ -78,7 +73,7 @@ def test_the_outer_step_is_nesterovs_with_the_mean_change_of_the_sites(
         assert torch.equal(left, other)  # it belongs to another fragment
 
 
-def test_an_exchange_that_fails_leaves_the_common_weights(tiny: Config) -> None:
+def test_an_exchange_that_fails_leaves_the_common_weights(tiny):
     config = dataclasses.replace(tiny, sync_every=8)
     model = Blocks(1)
     fragment = Fragment(model, ["embed_tokens"], config)
@@ -91,7 +86,7 @@ def test_an_exchange_that_fails_leaves_the_common_weights(tiny: Config) -> None:
     assert fragment.momentum["embed_tokens"].tolist() == [0, 0, 0]
 
 
-def test_one_site_that_takes_the_mean_keeps_its_weights_to_the_bit(tiny: Config) -> None:
+def test_one_site_that_takes_the_mean_keeps_its_weights_to_the_bit(tiny):
     """Computed, common - 1.0 x (common - own) would differ from own by rounding."""
     config = dataclasses.replace(tiny, outer_learning_rate=1.0, outer_momentum=0.0, sync_every=8)
     model = build(tiny, CPU)
@@ -109,7 +104,7 @@ def test_one_site_that_takes_the_mean_keeps_its_weights_to_the_bit(tiny: Config)
         assert torch.equal(weight, own[name]) and torch.equal(fragment.common[name], own[name])
 
 
-def test_a_site_that_is_behind_takes_all_of_another(tiny: Config) -> None:
+def test_a_site_that_is_behind_takes_all_of_another(tiny):
     """Weights, moments, common weights and momentum, and copies of them."""
     config = dataclasses.replace(tiny, sync_every=8, sync_fragments=2)
     ahead, behind = (Alone(config, build(config, CPU)) for _ in range(2))
@@ -131,7 +126,7 @@ def test_a_site_that_is_behind_takes_all_of_another(tiny: Config) -> None:
     assert (behind.healed_at, behind.base) == (11, 3)
 
 
-def test_a_quorum_that_brings_other_weights_moves_the_count(tiny: Config) -> None:
+def test_a_quorum_that_brings_other_weights_moves_the_count(tiny):
     config = dataclasses.replace(tiny, sync_every=8, sync_fragments=2)
     ahead, behind = Alone(config), Alone(config)
     ahead.exchange(4)

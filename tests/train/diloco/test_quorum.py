@@ -33,7 +33,7 @@ class Lighthouse:
         return "its own"
 
 
-def test_quorums_are_known_by_their_members_and_meet_at_a_place_of_their_own() -> None:
+def test_quorums_are_known_by_their_members_and_meet_at_a_place_of_their_own():
     """A lighthouse that was started again counts from 1, and may name a number that others had."""
     heals: list[bool] = []
 
@@ -76,7 +76,7 @@ def made(future: Any, agree: Any, patience_s: float = 10.0) -> Any:
     return quorums
 
 
-def test_a_stop_is_heard_while_a_quorum_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_is_heard_while_a_quorum_is_waited_for(monkeypatch):
     """The others must not begin with this site: it leaves the lighthouse before it saves."""
     monkeypatch.setattr(quorum, "LOOK_S", 0.01)
     waiting: concurrent.futures.Future[None] = concurrent.futures.Future()
@@ -86,9 +86,7 @@ def test_a_stop_is_heard_while_a_quorum_is_waited_for(monkeypatch: pytest.Monkey
     assert quorums.is_given_up and quorums.shut == [True]
 
 
-def test_a_lighthouse_that_is_away_is_asked_until_patience_ends(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_lighthouse_that_is_away_is_asked_until_patience_ends(monkeypatch, caplog):
     monkeypatch.setattr(quorum, "RETRY_S", 0.01)
     failed: concurrent.futures.Future[None] = concurrent.futures.Future()
     failed.set_exception(RuntimeError("no route\nto it"))
@@ -98,7 +96,7 @@ def test_a_lighthouse_that_is_away_is_asked_until_patience_ends(
     assert caplog.text.count("does not answer (no route)") == 1
 
 
-def test_a_quorum_that_another_process_of_the_site_did_not_get_fails_here_too() -> None:
+def test_a_quorum_that_another_process_of_the_site_did_not_get_fails_here_too():
     done: concurrent.futures.Future[None] = concurrent.futures.Future()
     done.set_result(None)
     quorums = made(done, lambda is_over, has_failed: (True, True, False), -1.0)

@@ -4,7 +4,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,7 +25,7 @@ Started = Callable[..., Sites]
 
 
 @pytest.fixture
-def started(tmp_path: Path, data: dict[str, str]) -> Iterator[Started]:
+def started(tmp_path, data):
     """Starts the sites of a run; nothing of it outlives the test."""
     jobs: list[Sites] = []
 
@@ -155,7 +155,7 @@ def close(run: Path, step: int, expected: dict[str, torch.Tensor]) -> None:
             assert off.norm() <= 5e-5 * w.norm(), name
 
 
-def test_two_sites_train_as_the_algorithm_says_and_have_the_same_weights(started: Started) -> None:
+def test_two_sites_train_as_the_algorithm_says_and_have_the_same_weights(started):
     settings = {"MAX_STEPS": 12, "SYNC_EVERY": 4, "SYNC_DTYPE": "float32"}
     job = started(2, **settings)
     said = job.ends(0, 0)
@@ -180,9 +180,7 @@ def test_two_sites_train_as_the_algorithm_says_and_have_the_same_weights(started
 
 
 @pytest.mark.slow
-def test_fragments_that_travel_while_training_goes_on_do_as_the_algorithm_says(
-    started: Started,
-) -> None:
+def test_fragments_that_travel_while_training_goes_on_do_as_the_algorithm_says(started):
     job = started(
         2,
         MAX_STEPS=16,
@@ -205,9 +203,7 @@ def test_fragments_that_travel_while_training_goes_on_do_as_the_algorithm_says(
 
 
 @pytest.mark.slow
-def test_a_site_of_two_processes_sends_each_weight_once_and_trains_as_one_of_one(
-    started: Started,
-) -> None:
+def test_a_site_of_two_processes_sends_each_weight_once_and_trains_as_one_of_one(started):
     settings = {"MAX_STEPS": 12, "SYNC_EVERY": 4, "SYNC_DTYPE": "float32", "PARALLEL": "fsdp"}
     split = started(2, "split", **settings | {"NPROC": 2})
     split.ends(0, 0)
@@ -245,7 +241,7 @@ sys.exit(main.main())
 
 @pytest.mark.slow
 @pytest.mark.fault(39)
-def test_told_to_stop_all_sites_save_and_go_on_as_if_nothing_had_been(started: Started) -> None:
+def test_told_to_stop_all_sites_save_and_go_on_as_if_nothing_had_been(started):
     settings = {"MAX_STEPS": 60, "SYNC_EVERY": 6}
     whole = started(2, "whole", **settings)
     whole.ends(0, 0)
@@ -263,7 +259,7 @@ def test_told_to_stop_all_sites_save_and_go_on_as_if_nothing_had_been(started: S
 
 @pytest.mark.slow
 @pytest.mark.fault(39)
-def test_a_site_that_is_killed_stops_no_other_and_catches_up(started: Started) -> None:
+def test_a_site_that_is_killed_stops_no_other_and_catches_up(started):
     """Of two processes each; of one each it is in tests/k8s/test_sites_end_to_end.py."""
     job = started(2, MAX_STEPS=20_000, SYNC_EVERY=10, PARALLEL="fsdp", NPROC=2)
     last = len(job.sites) - 1
@@ -312,7 +308,7 @@ sys.exit(main.main())
 
 @pytest.mark.slow
 @pytest.mark.fault(40)
-def test_an_exchange_that_fails_costs_the_steps_since_the_last_one(started: Started) -> None:
+def test_an_exchange_that_fails_costs_the_steps_since_the_last_one(started):
     job = started(2, MAX_STEPS=20_000, SYNC_EVERY=10)
     job.wait(0, exchanges=1)
     job.lose(1)
@@ -343,7 +339,7 @@ def test_an_exchange_that_fails_costs_the_steps_since_the_last_one(started: Star
 
 @pytest.mark.slow
 @pytest.mark.fault(41)
-def test_without_its_lighthouse_a_site_waits_and_goes_on_when_it_is_back(started: Started) -> None:
+def test_without_its_lighthouse_a_site_waits_and_goes_on_when_it_is_back(started):
     """The new one counts quorums from 1 again, as the old one did for sites that are long gone."""
     job = started(2, MAX_STEPS=20_000, SYNC_EVERY=10, SITE_WAIT_S=10)
     job.wait(0, exchanges=2)
@@ -369,9 +365,7 @@ def test_without_its_lighthouse_a_site_waits_and_goes_on_when_it_is_back(started
 
 @pytest.mark.slow
 @pytest.mark.fault(41)
-def test_a_lighthouse_that_comes_to_the_same_number_again_leaves_nobody_waiting(
-    started: Started,
-) -> None:
+def test_a_lighthouse_that_comes_to_the_same_number_again_leaves_nobody_waiting(started):
     """Quorum 1 is the first site's alone and 2 is of both, from the new lighthouse as from the old one; the second site
     was away when the new one's first stood, and knows that number of both as the one for which it has connected."""
     job = started(
@@ -416,7 +410,7 @@ sys.exit(main.main())
 
 @pytest.mark.slow
 @pytest.mark.fault(39)
-def test_a_stop_is_heard_while_a_site_waits_for_the_others(started: Started) -> None:
+def test_a_stop_is_heard_while_a_site_waits_for_the_others(started):
     job = started(2, MAX_STEPS=20_000, SYNC_EVERY=10, SITE_WAIT_S=100)
     job.wait(0, exchanges=1)
     job.lose(1)
@@ -432,8 +426,8 @@ def test_a_stop_is_heard_while_a_site_waits_for_the_others(started: Started) -> 
 
 @pytest.mark.slow
 def test_stopped_behind_the_last_step_sites_still_exchange_and_a_longer_run_goes_on_from_there(
-    started: Started,
-) -> None:
+    started,
+):
     job = started(2, MAX_STEPS=10, SYNC_EVERY=8, SYNC_FRAGMENTS=2, start=False)
     for rank in (0, 1):
         job.again(rank, [sys.executable, "-c", STOPS.format(steps=10)])
@@ -460,7 +454,7 @@ def test_stopped_behind_the_last_step_sites_still_exchange_and_a_longer_run_goes
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_one_site_alone_is_taken_over_by_one_that_starts(started: Started) -> None:
+def test_a_checkpoint_of_one_site_alone_is_taken_over_by_one_that_starts(started):
     """Neither has seen an exchange: only their weights tell them apart."""
     job = started(2, MAX_STEPS=14, SYNC_EVERY=10, BATCH_TOKENS=512, start=False)
     job.again(0, SYNC="ddp", SITES="1", NODES="1", MAX_STEPS="6")
@@ -482,7 +476,7 @@ MEAN = {"OUTER_LEARNING_RATE": 1.0, "OUTER_MOMENTUM": 0.0, "SYNC_DTYPE": "float3
 
 
 @pytest.mark.slow
-def test_one_site_that_takes_the_mean_trains_as_one_without_exchanges(started: Started) -> None:
+def test_one_site_that_takes_the_mean_trains_as_one_without_exchanges(started):
     """To the bit. Site 1 never comes."""
     settings = MEAN | {"MAX_STEPS": 12, "START_TIMEOUT_S": 10}
     often, never = (
@@ -518,7 +512,7 @@ sys.exit(main.main())
 
 
 @pytest.mark.slow
-def test_four_sites_that_exchange_each_step_of_sgd_train_as_ddp_does(started: Started) -> None:
+def test_four_sites_that_exchange_each_step_of_sgd_train_as_ddp_does(started):
     """Up to rounding: the mean of what SGD does with four gradients is what it does with their mean."""
     settings = MEAN | {
         "MAX_STEPS": 8,
@@ -563,7 +557,7 @@ def test_four_sites_that_exchange_each_step_of_sgd_train_as_ddp_does(started: St
 
 @pytest.mark.slow
 @pytest.mark.fault(42)
-def test_sites_with_other_settings_or_the_same_number_are_named(started: Started) -> None:
+def test_sites_with_other_settings_or_the_same_number_are_named(started):
     job = started(2, MAX_STEPS=100000, SYNC_EVERY=10)
     job.wait(0, exchanges=1)
     job.lose(1)

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -95,7 +94,7 @@ def descendants(pid: int) -> list[int]:
 
 
 @pytest.fixture
-def env(tmp_path: Path, data: dict[str, str], free_port: int) -> dict[str, str]:
+def env(tmp_path, data, free_port):
     return environment(
         tmp_path,
         data,
@@ -110,7 +109,7 @@ def env(tmp_path: Path, data: dict[str, str], free_port: int) -> dict[str, str]:
 
 
 @pytest.fixture
-def jobs() -> Iterator[list[Job]]:
+def jobs():
     """Nothing of a job outlives its test."""
     started: list[Job] = []
     yield started
@@ -124,9 +123,7 @@ def jobs() -> Iterator[list[Job]]:
             job.logs[rank].unlink(missing_ok=True)
 
 
-def test_two_nodes_of_which_one_is_killed_follow_one_process(
-    tmp_path: Path, data: dict[str, str], env: dict[str, str], jobs: list[Job]
-) -> None:
+def test_two_nodes_of_which_one_is_killed_follow_one_process(tmp_path, data, env, jobs):
     (tmp_path / "one").mkdir()
     train(
         environment(tmp_path / "one", data, MAX_STEPS=40),
@@ -156,9 +153,7 @@ def test_two_nodes_of_which_one_is_killed_follow_one_process(
     assert relative(losses(job.run.folder), losses(tmp_path / "one" / "run")) < 1e-5
 
 
-def test_nodes_without_a_common_disk_resume_from_the_firsts(
-    tmp_path: Path, data: dict[str, str], env: dict[str, str], jobs: list[Job]
-) -> None:
+def test_nodes_without_a_common_disk_resume_from_the_firsts(tmp_path, data, env, jobs):
     (tmp_path / "one").mkdir()
     train(environment(tmp_path / "one", data, MAX_STEPS=12))
     for steps in ("7", "12"):
@@ -176,8 +171,8 @@ def test_nodes_without_a_common_disk_resume_from_the_firsts(
 
 
 def test_a_node_with_a_data_dir_of_its_own_gets_from_the_first_what_it_lacks(
-    tmp_path: Path, data: dict[str, str], env: dict[str, str], jobs: list[Job]
-) -> None:
+    tmp_path, data, env, jobs
+):
     """Prepared, and streamed: only the first node reads the sources; the other has the same files in the end."""
     sources = tmp_path / "data" / "sources"
     sources.mkdir(parents=True)
@@ -229,9 +224,7 @@ def test_a_node_with_a_data_dir_of_its_own_gets_from_the_first_what_it_lacks(
         assert got and got.items() <= made.items() and len(got) > len(made) // 2
 
 
-def test_make_stop_on_the_first_node_saves_and_stops_both(
-    tmp_path: Path, env: dict[str, str], jobs: list[Job]
-) -> None:
+def test_make_stop_on_the_first_node_saves_and_stops_both(tmp_path, env, jobs):
     job = Job(tmp_path, env | {"MAX_STEPS": "4000"})
     jobs.append(job)
     wait_for(job.run.metrics, '"event": "step"')
@@ -245,9 +238,7 @@ def test_make_stop_on_the_first_node_saves_and_stops_both(
 HEARD = "from train.distributed import rendezvous; rendezvous.LINGER_S = 60.0"
 
 
-def test_a_node_whose_peer_was_stopped_before_training_learns_of_it(
-    tmp_path: Path, env: dict[str, str], jobs: list[Job]
-) -> None:
+def test_a_node_whose_peer_was_stopped_before_training_learns_of_it(tmp_path, env, jobs):
     env = with_fault(
         env,
         tmp_path,
@@ -262,9 +253,7 @@ def test_a_node_whose_peer_was_stopped_before_training_learns_of_it(
     assert "was told to stop" in second
 
 
-def test_nodes_with_other_settings_end_before_torch_is_loaded(
-    tmp_path: Path, env: dict[str, str], jobs: list[Job]
-) -> None:
+def test_nodes_with_other_settings_end_before_torch_is_loaded(tmp_path, env, jobs):
     job = Job(tmp_path, env, SEED="5")
     jobs.append(job)
     for said in job.ends(64, 64):
@@ -285,8 +274,8 @@ SLOWLY = (
 
 @pytest.mark.parametrize("stopped", [0, 1])
 def test_a_node_that_was_told_to_stop_comes_back_and_the_other_has_waited(
-    tmp_path: Path, data: dict[str, str], env: dict[str, str], jobs: list[Job], stopped: int
-) -> None:
+    tmp_path, data, env, jobs, stopped
+):
     """A pod that is preempted saves and leaves with 75; the others' steps go on once it has been started elsewhere."""
     (tmp_path / "one").mkdir()
     train(environment(tmp_path / "one", data, MAX_STEPS=40))
@@ -327,9 +316,7 @@ def test_a_node_that_was_told_to_stop_comes_back_and_the_other_has_waited(
     assert max(losses(job.run.folder)) == 44
 
 
-def test_three_nodes_of_which_the_first_is_gone_and_replaced(
-    tmp_path: Path, data: dict[str, str], env: dict[str, str], jobs: list[Job]
-) -> None:
+def test_three_nodes_of_which_the_first_is_gone_and_replaced(tmp_path, data, env, jobs):
     env = with_fault(env, tmp_path, *SLOWLY)
     job = Job(tmp_path, env | {"NODES": "3", "BATCH_TOKENS": "768", "K8S_NODE": "machine"})
     jobs.append(job)
@@ -342,9 +329,7 @@ def test_three_nodes_of_which_the_first_is_gone_and_replaced(
     assert events.count("resume") == 1 and max(losses(job.run.folder)) == 40
 
 
-def test_a_node_with_bad_data_ends_all_at_once_and_says_why_last(
-    tmp_path: Path, env: dict[str, str], jobs: list[Job]
-) -> None:
+def test_a_node_with_bad_data_ends_all_at_once_and_says_why_last(tmp_path, env, jobs):
     env = with_fault(
         env,
         tmp_path,

@@ -40,9 +40,7 @@ def alive(pid: int) -> bool:
 @pytest.mark.fault(3)
 @pytest.mark.skipif(sys.platform != "linux", reason="a service of Linux")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_process_ends_with_the_one_that_started_it_even_if_that_was_killed(
-    number: signal.Signals,
-) -> None:
+def test_a_process_ends_with_the_one_that_started_it_even_if_that_was_killed(number):
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, str(int(number))],
         cwd=ROOT,
@@ -80,9 +78,7 @@ def until(condition: Callable[[], bool], seconds: float = 10) -> bool:
     return condition()
 
 
-def test_asked_again_after_a_while_it_says_its_code_and_ends_at_once(
-    handlers: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_asked_again_after_a_while_it_says_its_code_and_ends_at_once(handlers, monkeypatch):
     this, ends = Interrupt(), []
     monkeypatch.setattr(os, "_exit", lambda code: ends.append(code))
     this.training, this.before_end = True, lambda code, mark: ends.append(f"said {code}{mark}")
@@ -119,9 +115,7 @@ store.wait(["what never comes"], datetime.timedelta(seconds=60))
         ("training", [signal.SIGTERM, signal.SIGTERM], "143", 143),
     ],
 )
-def test_a_process_that_waits_for_ranks_that_are_gone_is_ended_too(
-    when: str, signals: list[int], said: str, code: int
-) -> None:
+def test_a_process_that_waits_for_ranks_that_are_gone_is_ended_too(when, signals, said, code):
     process = subprocess.Popen(
         [sys.executable, "-c", DEAF, when], cwd=ROOT, text=True, stdout=subprocess.PIPE
     )

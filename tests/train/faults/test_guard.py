@@ -25,14 +25,14 @@ def noisy(count: int, seed: int = 1) -> list[float]:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_is_refused_from_the_first_step_on(value: float) -> None:
+def test_what_is_not_finite_is_refused_from_the_first_step_on(value):
     for sigmas in (0, 8):
         guard = fed([], sigmas=sigmas)
         assert guard.judge(value, 1.0) == guard.judge(1.0, value) == "nonfinite"
         assert guard.judge(1e9, 1e9) is None  # too little is known of what is usual
 
 
-def test_a_spike_lies_beyond_so_many_robust_deviations_of_the_window() -> None:
+def test_a_spike_lies_beyond_so_many_robust_deviations_of_the_window():
     losses = noisy(300)
     last = losses[-WINDOW:]
     middle = statistics.median(last)
@@ -45,9 +45,7 @@ def test_a_spike_lies_beyond_so_many_robust_deviations_of_the_window() -> None:
 
 
 @pytest.mark.parametrize(("every", "unsettled"), [(30, 5), (4, 2), (1, 0)])
-def test_behind_an_exchange_spikes_are_let_pass_and_not_remembered(
-    every: int, unsettled: int
-) -> None:
+def test_behind_an_exchange_spikes_are_let_pass_and_not_remembered(every, unsettled):
     """For a few steps, and never so many that none is left before the next."""
     guard = fed([2.0] * 60, [0.5] * 60)
     guard.exchanged(every)
@@ -60,7 +58,7 @@ def test_behind_an_exchange_spikes_are_let_pass_and_not_remembered(
     assert guard.judge(9.0, 0.5) == "loss" and set(guard.loss) == {2.0}
 
 
-def test_a_quiet_stretch_makes_the_guard_no_more_nervous_than_so() -> None:
+def test_a_quiet_stretch_makes_the_guard_no_more_nervous_than_so():
     guard = fed([2.0] * 60, [0.5] * 60)
     assert (guard.judge(2.31, 0.5), guard.judge(2.33, 0.5)) == (None, "loss")  # 16% of the median
     assert (guard.judge(2.0, 1.49), guard.judge(2.0, 1.51)) == (
@@ -69,26 +67,26 @@ def test_a_quiet_stretch_makes_the_guard_no_more_nervous_than_so() -> None:
     )  # three times the median
 
 
-def test_spikes_are_looked_for_once_enough_steps_are_known() -> None:
+def test_spikes_are_looked_for_once_enough_steps_are_known():
     assert fed([2.0] * (ARMED_FROM - 1)).judge(100.0, 1.0) is None
     assert fed([2.0] * ARMED_FROM).judge(100.0, 1.0) == "loss"
 
 
-def test_one_wild_value_in_the_window_does_not_move_the_bound() -> None:
+def test_one_wild_value_in_the_window_does_not_move_the_bound():
     losses = noisy(100)
     assert fed([*losses[:50], 1e6, *losses[50:]]).bound("loss") == pytest.approx(
         fed(losses).bound("loss"), rel=0.02
     )
 
 
-def test_a_run_goes_back_after_so_many_skips_in_a_row_and_no_sooner() -> None:
+def test_a_run_goes_back_after_so_many_skips_in_a_row_and_no_sooner():
     guard = fed([2.0] * 40)
     assert [guard.skipped() for _ in range(2)] == [False, False]
     guard.taken(41, 2.0, 1.0)
     assert [guard.skipped() for _ in range(3)] == [False, False, True]
 
 
-def test_a_run_gives_up_only_if_it_does_not_get_beyond_the_place() -> None:
+def test_a_run_gives_up_only_if_it_does_not_get_beyond_the_place():
     guard = fed([2.0] * 40)
     guard.went_back(490, to=450)
     guard.went_back(500, to=450)
@@ -101,7 +99,7 @@ def test_a_run_gives_up_only_if_it_does_not_get_beyond_the_place() -> None:
     assert not guard.gives_up and guard.rollbacks == 0
 
 
-def test_a_guard_from_a_checkpoint_decides_as_one_that_was_never_stopped() -> None:
+def test_a_guard_from_a_checkpoint_decides_as_one_that_was_never_stopped():
     losses, norms = noisy(200), noisy(200, seed=9)
     whole = fed(losses, norms)
     whole.skipped()
@@ -130,13 +128,13 @@ def samples(gaps: tuple[Gap, ...], steps: range, windows: int = 10) -> list[int]
     return [i for step in steps for i in sample_range(step, windows, gaps=gaps)]
 
 
-def test_a_skipped_step_gives_its_place_to_the_next_samples() -> None:
+def test_a_skipped_step_gives_its_place_to_the_next_samples():
     gaps = with_gap(with_gap((), 4, 10), 4, 10)  # two in a row
     assert gaps == (Gap(4, 20),)
     assert samples(gaps, range(6)) == [*range(40), *range(60, 80)]
 
 
-def test_going_back_passes_over_what_led_there_and_what_was_skipped_on_the_way() -> None:
+def test_going_back_passes_over_what_led_there_and_what_was_skipped_on_the_way():
     gaps = with_gap(with_gap((), 2, 10), 7, 30)  # samples 20..29, then three steps at 7: 80..109
     before = samples(gaps, range(7))
     gaps = with_gap(

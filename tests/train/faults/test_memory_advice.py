@@ -1,7 +1,6 @@
 """Which settings are named where memory does not suffice."""
 
 import dataclasses
-from typing import Any
 
 import pytest
 
@@ -11,7 +10,7 @@ from train.faults.memory_advice import loading_advice, memory_advice
 
 
 @pytest.mark.fault(34)
-def test_where_memory_is_short_the_settings_to_change_are_named() -> None:
+def test_where_memory_is_short_the_settings_to_change_are_named():
     c = dataclasses.replace(
         Config(), micro_batch_size=12, seq_len=256, batch_tokens=24 * 256
     ).derived()
@@ -72,16 +71,14 @@ TUNED = Config.of_preset(
         ),
     ],
 )
-def test_of_a_fine_tuning_those_of_its_model_too(
-    changes: dict[str, Any], named: list[str], unnamed: list[str]
-) -> None:
+def test_of_a_fine_tuning_those_of_its_model_too(changes, named, unnamed):
     told = memory_advice(dataclasses.replace(TUNED, **changes), world(1)).partition("; set ")
     assert all(words in "".join(told) for words in named) and not any(
         words in told[2] for words in unnamed
     )
 
 
-def test_in_an_evaluation_its_own_batch_is_named_first() -> None:
+def test_in_an_evaluation_its_own_batch_is_named_first():
     c = dataclasses.replace(TUNED, micro_batch_size=8, batch_tokens=8 * TUNED.seq_len)
     said = memory_advice(c, world(1), evaluating=True)
     assert "8 windows of held-out text" in said and said.endswith("set MICRO_BATCH_SIZE=4")
@@ -90,7 +87,7 @@ def test_in_an_evaluation_its_own_batch_is_named_first() -> None:
     assert "LORA_RANK=16" in memory_advice(c, world(1), evaluating=True)
 
 
-def test_weights_that_do_not_fit_need_other_settings_than_a_step_does() -> None:
+def test_weights_that_do_not_fit_need_other_settings_than_a_step_does():
     text = loading_advice(dataclasses.replace(TUNED, parallel="ddp"), world(1), 3 * 2**30)
     assert (
         "its weights, 3.0 GiB in the files" in text

@@ -32,9 +32,7 @@ def resume(folder: Path, events: list[tuple[str, int]]) -> None:
 @pytest.mark.parametrize(
     "events", [SAVED, [*SAVED, ("resume", 2), ("step", 3)], [*SAVED, ("rollback", 2)]]
 )
-def test_a_run_that_has_lost_its_checkpoints_is_refused(
-    tmp_path: Path, events: list[tuple[str, int]]
-) -> None:
+def test_a_run_that_has_lost_its_checkpoints_is_refused(tmp_path, events):
     steps = max(step for _, step in events)
     with pytest.raises(RunFolderError) as refused:
         resume(tmp_path, events)
@@ -47,12 +45,7 @@ def test_a_run_that_has_lost_its_checkpoints_is_refused(
 @pytest.mark.parametrize(
     ("events", "says"), [([], False), (KILLED, True), ([*SAVED, ("rollback", 0)], True)]
 )
-def test_a_run_that_has_kept_no_checkpoint_starts_again_and_says_so(
-    tmp_path: Path,
-    events: list[tuple[str, int]],
-    says: bool,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_run_that_has_kept_no_checkpoint_starts_again_and_says_so(tmp_path, events, says, caplog):
     caplog.set_level("INFO")
     resume(tmp_path, events)
     line = "run mine has recorded 2 steps and kept no checkpoint: it starts again from step 0"

@@ -60,9 +60,7 @@ def hang(folder: Path, rank: int, what: str) -> tuple[int, str]:
 
 
 @pytest.mark.fault(19)
-def test_a_process_that_sleeps_says_where_and_ends_with_the_code_of_a_failure(
-    tmp_path: Path,
-) -> None:
+def test_a_process_that_sleeps_says_where_and_ends_with_the_code_of_a_failure(tmp_path):
     code, out = hang(tmp_path / "hang", 0, "asleep")
     assert code == watchdog.HUNG == 1
     assert (
@@ -76,7 +74,7 @@ def test_a_process_that_sleeps_says_where_and_ends_with_the_code_of_a_failure(
 
 
 @pytest.mark.fault(19)
-def test_a_process_in_which_python_itself_is_stuck_leaves_its_stacks_too(tmp_path: Path) -> None:
+def test_a_process_in_which_python_itself_is_stuck_leaves_its_stacks_too(tmp_path):
     assert hang(tmp_path / "hang", 3, "with Python")[0] == -signal.SIGKILL
     (line,) = watchdog.put_away(tmp_path / "hang")
     assert (
@@ -87,12 +85,12 @@ def test_a_process_in_which_python_itself_is_stuck_leaves_its_stacks_too(tmp_pat
     assert str(kept / "rank_3.txt") in line and (kept / "rank_3.txt").exists()
 
 
-def test_one_that_was_told_to_stop_and_never_gets_there_ends(tmp_path: Path) -> None:
+def test_one_that_was_told_to_stop_and_never_gets_there_ends(tmp_path):
     code, out = hang(tmp_path / "hang", 1, "told")
     assert code == 1 and "told to stop" in out and "still in step 7" in out
 
 
-def test_a_hang_that_ends_while_it_is_reported_is_none(tmp_path: Path) -> None:
+def test_a_hang_that_ends_while_it_is_reported_is_none(tmp_path):
     code, out = hang(tmp_path / "hang", 0, "a while")
     assert code == 0 and "through" in out
     assert "no progress in step 7" in out and "it goes on" in out
@@ -141,12 +139,8 @@ def barks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: Looks, limit_s
     ],
 )
 def test_time_in_which_the_process_was_stopped_does_not_count(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    late_s: float,
-    stopped_s: float,
-    hangs: bool,
-) -> None:
+    tmp_path, monkeypatch, late_s, stopped_s, hangs
+):
     """SIGSTOP for longer than a step may take, as the process beside says."""
     monkeypatch.setattr(Watchdog, "ask_stopped", lambda dog: stopped_s)
     look = watchdog.LOOK_S
@@ -154,14 +148,14 @@ def test_time_in_which_the_process_was_stopped_does_not_count(
     assert bool(barks(tmp_path, monkeypatch, looks, limit_s=2.0)) is hangs
 
 
-def test_a_hang_behind_a_stop_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hang_behind_a_stop_is_one(tmp_path, monkeypatch):
     monkeypatch.setattr(Watchdog, "ask_stopped", lambda dog: 70.0)
     look = watchdog.LOOK_S
     assert barks(tmp_path, monkeypatch, Looks(look, 70.0, *[look] * 12), limit_s=2.0) > 0
 
 
 @pytest.mark.parametrize("stopped", ["the process", "both"])
-def test_the_process_beside_says_for_how_long_one_was_stopped(stopped: str) -> None:
+def test_the_process_beside_says_for_how_long_one_was_stopped(stopped):
     process = subprocess.Popen(["sleep", "60"])
     beside = subprocess.Popen(
         [sys.executable, "-I", "-S", watchdog.stuck_python.__file__, str(process.pid)],
@@ -185,9 +179,7 @@ def test_the_process_beside_says_for_how_long_one_was_stopped(stopped: str) -> N
         beside.kill()
 
 
-def test_a_process_beside_that_was_stopped_keeps_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_beside_that_was_stopped_keeps_nobody(tmp_path, monkeypatch):
     monkeypatch.setattr(watchdog, "KEEPER_S", 0.2)
     dog = Watchdog(tmp_path / "hang", 0, "here")
     dog.keeper.send_signal(signal.SIGSTOP)
@@ -196,7 +188,7 @@ def test_a_process_beside_that_was_stopped_keeps_nobody(
 
 
 @pytest.mark.fault(44)
-def test_a_process_that_is_stopped_is_not_ended_from_outside(tmp_path: Path) -> None:
+def test_a_process_that_is_stopped_is_not_ended_from_outside(tmp_path):
     """Longer than its Python may be stuck."""
     process = subprocess.Popen(
         [sys.executable, "-c", HANGS, tmp_path / "hang", "0", "with Python"],
@@ -216,9 +208,7 @@ def test_a_process_that_is_stopped_is_not_ended_from_outside(tmp_path: Path) -> 
         process.kill()
 
 
-def test_progress_keeps_it_quiet_and_nothing_is_left_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_keeps_it_quiet_and_nothing_is_left_behind(tmp_path, monkeypatch):
     """By a clock of our own, at which it looks often."""
     now, looks, barked = [0.0], list[float](), list[str]()
     monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=lambda: now[0]))
@@ -240,7 +230,7 @@ def test_progress_keeps_it_quiet_and_nothing_is_left_behind(
     assert barked == [] and not (tmp_path / "hang").exists()
 
 
-def test_without_a_place_for_stacks_all_else_works(tmp_path: Path) -> None:
+def test_without_a_place_for_stacks_all_else_works(tmp_path):
     (tmp_path / "hang").write_text("in the way")
     dog = Watchdog(tmp_path / "hang", 0, "here")
     dog.expect("step", 60)
@@ -248,7 +238,7 @@ def test_without_a_place_for_stacks_all_else_works(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """Stacks of three ranks: the second reads a shard, the others wait for it."""
     wait = (
         'Current thread 0x1 (most recent call first):\n  File "/x/train/faults/watchdog.py", line 9 in bark\n\n'
@@ -264,7 +254,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_rank_that_does_not_merely_wait_is_named_first(folder: Path) -> None:
+def test_the_rank_that_does_not_merely_wait_is_named_first(folder):
     lines = watchdog.report(folder)
     assert [line.split(" on ")[0] for line in lines] == [
         "HANGS: rank 1",
@@ -275,7 +265,7 @@ def test_the_rank_that_does_not_merely_wait_is_named_first(folder: Path) -> None
     assert "it is at /x/train/step.py:60 in train_step, inside all_reduce" in lines[1]
 
 
-def test_the_stacks_of_an_attempt_are_kept_out_of_the_way_of_the_next(folder: Path) -> None:
+def test_the_stacks_of_an_attempt_are_kept_out_of_the_way_of_the_next(folder):
     assert len(watchdog.put_away(folder)) == 3
     (kept,) = folder.iterdir()
     assert sorted(path.name for path in kept.iterdir()) == [f"rank_{rank}.txt" for rank in range(3)]

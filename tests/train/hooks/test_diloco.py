@@ -1,7 +1,6 @@
 """train/hooks/diloco.py: how steps and exchanges are counted, with a site that is alone."""
 
 import dataclasses
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -9,7 +8,6 @@ import torch
 
 pytest.importorskip("torchft")
 from record.metrics import read_records
-from settings.config import Config
 from tests.train.diloco.alone import Alone
 from tests.train.making import make_job
 from train.data.mixture import Gap
@@ -20,7 +18,7 @@ from train.job import Job
 
 
 @pytest.fixture
-def job(tiny: Config, tmp_path: Path) -> Job:
+def job(tiny, tmp_path):
     """One that counts steps."""
     c = dataclasses.replace(tiny, sync="diloco", sites=2, nodes=2)
     return make_job(c, tmp_path, DiLoCo(), step=0)
@@ -51,8 +49,8 @@ def goes_on(job: Job, last_step: int) -> None:
 @pytest.mark.parametrize(("fragments", "delay"), [(1, 0), (1, 2), (2, 0), (2, 3), (4, 1)])
 @pytest.mark.parametrize("last", [16, 17, 23, 24, 32])
 def test_sites_that_saved_at_other_times_make_as_many_exchanges(
-    job: Job, fragments: int, delay: int, last: int, settled: bool
-) -> None:
+    job, fragments, delay, last, settled
+):
     """One whose checkpoint ended an exchange early is where one without it is; so is the run that is made longer."""
     hook, site = join(job, 16, fragments, delay)
     turn = 16 // fragments
@@ -78,7 +76,7 @@ def rollbacks(job: Job) -> list[int]:
     return [r["step"] for r in read_records(job.paths.metrics) if r["event"] == "rollback"]
 
 
-def test_a_site_that_fails_at_its_end_makes_only_steps_again_that_it_has_lost(job: Job) -> None:
+def test_a_site_that_fails_at_its_end_makes_only_steps_again_that_it_has_lost(job):
     _, site = join(job, 8, 2)
     goes_on_to(job, 8)
     site.manager.failing = [True]
@@ -94,7 +92,7 @@ def test_a_site_that_fails_at_its_end_makes_only_steps_again_that_it_has_lost(jo
     assert all(gap.windows >= 0 for gap in job.gaps) and (job.step, site.exchanges) == (10, 4)
 
 
-def test_going_back_behind_an_exchange_that_ended_early_passes_nothing_over_twice(job: Job) -> None:
+def test_going_back_behind_an_exchange_that_ended_early_passes_nothing_over_twice(job):
     hook, site = join(job, 8, 1, delay=3)
     goes_on_to(job, 6)
     assert site.in_flight
@@ -111,9 +109,7 @@ def test_going_back_behind_an_exchange_that_ended_early_passes_nothing_over_twic
     assert not site.is_due(12) and site.is_due(13)
 
 
-def test_a_checkpoint_stands_where_it_was_taken_or_in_another_rhythm(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_stands_where_it_was_taken_or_in_another_rhythm(job, monkeypatch):
     taken: list[tuple[int, int, int]] = []
     hook, site = join(job, 8, 1)
     monkeypatch.setattr(
@@ -133,7 +129,7 @@ def shift(site: Alone) -> None:
             weight.add_(0.5)
 
 
-def test_the_end_has_the_common_weights_and_their_hash(job: Job) -> None:
+def test_the_end_has_the_common_weights_and_their_hash(job):
     hook, site = join(job, 8, 2, delay=1)
     before = site.common
     for step in range(1, 11):
@@ -149,7 +145,7 @@ def test_the_end_has_the_common_weights_and_their_hash(job: Job) -> None:
     assert site.common != before
 
 
-def test_a_run_that_had_no_sites_has_its_weights_in_common(job: Job) -> None:
+def test_a_run_that_had_no_sites_has_its_weights_in_common(job):
     hook, site = join(job, 8, 2)
     shift(site)
     hook.stand(5)
@@ -171,16 +167,14 @@ def test_a_run_that_had_no_sites_has_its_weights_in_common(job: Job) -> None:
         ({"common": "b"}, {"outer": 4}, False),
     ],
 )
-def test_of_two_sites_that_were_trained_apart_one_gives_way(
-    mine: dict[str, Any], other: dict[str, Any], does: bool
-) -> None:
+def test_of_two_sites_that_were_trained_apart_one_gives_way(mine, other, does):
     said = {"outer": 5, "common": "a", "step": 5, "training": False}
     one, two = said | {"node_rank": 1} | mine, said | {"node_rank": 0} | other
     assert gives_way(one, two) is does
     assert not (gives_way(two, one) and does)
 
 
-def test_a_jump_after_an_exchange_is_no_spike(job: Job) -> None:
+def test_a_jump_after_an_exchange_is_no_spike(job):
     join(job, 8, 1)
     for step in range(40):
         job.guard.taken(step, 2.0, 1.0)
@@ -189,7 +183,7 @@ def test_a_jump_after_an_exchange_is_no_spike(job: Job) -> None:
     assert job.guard.judge(9.0, 1.0) is None
 
 
-def test_steps_that_a_site_has_missed_are_recorded_and_kept(job: Job) -> None:
+def test_steps_that_a_site_has_missed_are_recorded_and_kept(job):
     hook, site = join(job, 8, 1)
     ahead = Alone(site.config)
     ahead.exchange(8)
@@ -215,7 +209,7 @@ def test_steps_that_a_site_has_missed_are_recorded_and_kept(job: Job) -> None:
     assert another.missed == [[3, 16]]
 
 
-def test_of_two_checkpoints_trained_apart_one_is_given_up(job: Job) -> None:
+def test_of_two_checkpoints_trained_apart_one_is_given_up(job):
     """Its site counts as behind all others, and the next quorum brings their weights."""
     _, site = join(job, 8, 1)
     site.exchange(8)

@@ -202,8 +202,8 @@ def test_what_compiling_needs_is_looked_for_where_torch_looks(
 
 @pytest.mark.parametrize("left", [0, 100])
 def test_a_kernel_that_a_power_failure_cut_short_is_named_with_the_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int
-) -> None:
+    tmp_path, monkeypatch, left
+):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     library = tmp_path / "kernel.so"
     library.write_bytes(bytes(left))
