@@ -3,7 +3,6 @@ texts that are unusual: kept, or counted as left out."""
 
 import itertools
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from tests.faults.conftest import STEPS
 from tests.running import ROOT, environment, train
 from train.data import prepare, tokenizer
 from train.data.data_paths import SHARD_TOKENS
-from train.data.manifest import SPLITS, DataError, Seal, manifest_of
+from train.data.manifest import SPLITS, Seal, manifest_of
 from train.data.shards import write_shard
 
 PAGE = b"<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>".ljust(278)
@@ -45,23 +44,6 @@ def test_a_shard_that_is_short_or_an_error_page_ends_the_run_before_it_begins(tm
         out = train(environment(tmp_path, own), code=78)
         assert f"{shard}: {words}" in out and f"delete {shard} and run: make data, with" in out
         assert "Traceback" not in out and steps_made(tmp_path) == 0
-
-
-@pytest.mark.slow
-@pytest.mark.fault(11)
-def test_an_error_page_for_the_text_of_validation_or_the_tokenizer_is_named_too(tmp_path):
-    own = make_data(tmp_path / "data")
-    for name, words in (
-        ("validation_00000.bin", "not a token shard (278 bytes"),
-        ("manifest.json", "not a manifest"),
-        ("tokenizer.json", "not a tokenizer.json (278 bytes"),
-    ):
-        path = next((tmp_path / "data").rglob(name))
-        whole = path.read_bytes()
-        path.write_bytes(PAGE)
-        out = train(environment(tmp_path, own), code=78)
-        assert f"{path}: {words}" in out and "Traceback" not in out and steps_made(tmp_path) == 0
-        path.write_bytes(whole)
 
 
 @pytest.mark.slow
@@ -159,47 +141,6 @@ def stored(c: Config) -> list[str]:
     return sorted(texts)
 
 
-@pytest.mark.fault(10)
-def test_a_shard_with_a_flipped_bit_is_made_whole_by_what_the_message_says(tmp_path, data):
-    c = Config.load(
-        papers(tmp_path, data, b"".join(row(f"p{i}", f"abcd efgh {i} " * 30) for i in range(40)))
-    )
-    prepare.prepare(c)
-    shard = prepare.source_folder(c, "papers", prepare.vocabulary(c)) / "train_00000.bin"
-    whole = shard.read_bytes()
-    shard.write_bytes(whole[:-1] + bytes([whole[-1] ^ 4]))
-    with pytest.raises(DataError, match=f"{shard}: damaged") as raised:
-        prepare.verify(c)
-    remedy = str(raised.value).split("; ")[-1]
-    assert remedy == f"delete {shard} and run: make data, with the DATA or DATA_MIX of the run"
-    shard.unlink()
-    prepare.prepare(c)
-    prepare.verify(c)
-    assert shard.read_bytes() == whole
-
-
-@pytest.mark.fault(28)
-def test_documents_without_text_are_counted_and_a_source_without_any_is_an_error(tmp_path, data):
-    texts = ["", None, "<|endoftext|>", " ", "\n", *("abcd " * n for n in range(1, 30))]
-    c = Config.load(
-        papers(
-            tmp_path / "some", data, b"".join(row(f"p{i}", text) for i, text in enumerate(texts))
-        )
-    )
-    prepare.prepare(c)
-    manifest = prepare.open_sources(c, prepare.vocabulary(c))["papers"].manifest
-    assert manifest["documents"] == len(texts) - 4 and manifest["dropped"] == {
-        "empty": 3,
-        "null": 1,
-    }
-    assert stored(c) == sorted(
-        text for text in texts if text and text.strip()
-    )  # a separator is text like any other
-    c = Config.load(papers(tmp_path / "none", data, row("a", "") + row("b", None)))
-    with pytest.raises(DataError, match="holds no training document"):
-        prepare.prepare(c)
-
-
 AWKWARD = [
     "\ufeffa mark at its head",
     "lines\r\nof\rtwo kinds\r\n",
@@ -258,28 +199,6 @@ def test_a_row_that_is_no_text_is_left_out_counted_and_named(tmp_path, data, bad
     assert "source papers: 30 documents" in out and f"rows dropped: 1 {reason};" in out
     assert f"  dropped: {tmp_path}/papers/0.jsonl, row 21: " in out
     assert stored(Config.load(env)) == sorted(f"abcd {i}" for i in range(30))
-
-
-@pytest.mark.slow
-@pytest.mark.fault(11)
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (PAGE, "a web or error page, 278 bytes"),
-        (row("a", "abcd") * 3 + b'{"id": "x", "te', "half a last line"),
-    ],
-    ids=["page", "cut"],
-)
-def test_a_file_that_is_no_data_is_refused_by_name_and_nothing_is_made_of_the_others(
-    tmp_path, data, content, words
-):
-    env = papers(tmp_path, data, b"".join(row(f"p{i}", f"abcd {i}") for i in range(30)), content)
-    code, out = run_prepare(tmp_path, env)
-    assert code == 78, out
-    (said,) = [line for line in out.splitlines() if words in line]
-    assert re.match(rf"{tmp_path}/papers/1\.jsonl(:4)? of papers: ", said)
-    assert said.endswith("Get it again, or leave it out of the source's files.")
-    assert not list((tmp_path / "data").rglob("*.bin"))
 
 
 @pytest.mark.slow

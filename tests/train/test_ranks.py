@@ -22,7 +22,6 @@ from train.checkpoint import checkpoint, manifest
 from train.checkpoint.manifest import CheckpointError
 from train.checkpoint.saver import Saver
 from train.data.batch import Batch
-from train.distributed import parallel
 from train.distributed import world as distributed
 from train.distributed.parallel import (
     Sharding,
@@ -106,15 +105,6 @@ def test_a_model_that_is_split_follows_one_that_is_not(tmp_path, data, one_proce
     weights, reference = tensors(run, 20), tensors(one_process, 20)
     for name, value in reference.items():
         torch.testing.assert_close(weights[name], value, rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_two_processes_with_muon_follow_one(tmp_path, data):
-    """Each updates its own copy: were the copies not equal, losses would part."""
-    settings = {"OPTIMIZER": "muon", "LR_SCHEDULE": "wsd", "DOC_MASK": 1}
-    one, two = (launch(tmp_path, data, nproc, 12, **settings) for nproc in (1, 2))
-    # the iterations are in bfloat16, where a sum in another order may round the other way
-    assert relative(losses(two), losses(one)) < 1e-3
 
 
 @pytest.mark.slow
@@ -252,25 +242,6 @@ def test_a_stop_before_training_is_one_on_request(tmp_path, data, asked):
     assert status_of(tmp_path) == ("stopped", 75)
 
 
-def test_ranks_that_have_left_on_request_are_no_failure_of_the_one_that_waited_for_them(
-    tmp_path, data
-):
-    """The first rank waits outside of Python, and hears of its peer's end before it hears of the signal."""
-    env = with_fault(
-        environment(tmp_path, data, NPROC=2),
-        tmp_path,
-        "import torch",
-        "prepare.vocabulary = lambda c: time.sleep(300) if rank == '1' else torch.distributed.barrier()",
-    )
-    process = subprocess.Popen(
-        LAUNCH, env=env, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    wait_for(tmp_path / "run" / "STATUS.json", '"data"')
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(120) == 75
-    assert status_of(tmp_path) == ("stopped", 75)
-
-
 def test_the_cause_of_a_failure_is_in_the_log_of_its_rank(tmp_path, data):
     env = with_fault(
         environment(tmp_path, data, NPROC=2),
@@ -301,10 +272,6 @@ def test_a_split_model_whose_evaluation_fails_is_whole_for_its_sample(tmp_path, 
         and "sample, step 2:" in out
     )
     assert status_of(tmp_path) == ("done", 0)
-
-
-def test_the_engine_gets_one_name_of_the_flag_that_was_renamed():
-    assert parallel.NO_BUFFERS in ({"forward_sync_buffers": False}, {"broadcast_buffers": False})
 
 
 # ---------------------------------------------------------------------------------------------------

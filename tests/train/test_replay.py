@@ -97,12 +97,6 @@ def test_each_sample_of_a_refused_step_has_its_loss(
     assert "there is no record" in caplog.text
 
 
-def test_a_loss_that_is_no_number_comes_first(monkeypatch, caplog):
-    caplog.set_level("INFO")
-    replay.show([(float("nan"), 3, "a"), (2.0, 1, "b"), (1.0, 2, "c")], [])
-    assert "nan           3  a" in caplog.text
-
-
 def test_the_text_of_a_refused_step_is_in_record_status_and_replay(
     tmp_path, data, monkeypatch, caplog
 ):

@@ -7,7 +7,6 @@ import sys
 
 import pytest
 
-from tests.conftest import make_data
 from tests.running import (
     ROOT,
     environment,
@@ -114,17 +113,6 @@ def test_a_signal_in_an_evaluation_stops_there_and_the_evaluation_is_made_up_for
     assert losses(run) == losses(undisturbed)
 
 
-def test_a_run_that_is_done_says_so_and_how_to_go_on(data, undisturbed):
-    env = environment(undisturbed.parent, data, SAVE_EVERY=8, EVAL_EVERY=12, KEEP_LAST=9)
-    before = (undisturbed / "metrics.jsonl").read_bytes()
-    out = train(env)
-    assert "run run is done: 40 of 40 steps" in out
-    assert "MAX_STEPS=" in out
-    assert "RUN_NAME=" in out
-    assert "make plots" in out
-    assert (undisturbed / "metrics.jsonl").read_bytes() == before
-
-
 @pytest.mark.slow
 def test_a_last_step_that_lies_behind_is_said_and_nothing_is_done(tmp_path, data):
     env = environment(tmp_path, data)
@@ -191,17 +179,6 @@ def test_an_attempt_that_ends_before_training_keeps_what_the_last_one_reached(tm
         assert state["loss"] == done["loss"]
 
 
-@pytest.mark.slow
-def test_steps_past_the_horizon_train_on_at_the_lowest_rate(tmp_path, data):
-    env = environment(tmp_path, data, TRAIN_TOKENS=5120)
-    train(env)
-    out = train(env | {"MAX_STEPS": "14"})
-    assert "resumed from step_0000010 at step 10/14" in out
-    rates = [r["lr"] for r in events(tmp_path / "run", "step")]
-    assert len(rates) == 14
-    assert set(rates[9:]) == {3e-4}
-
-
 @pytest.mark.fault(31)
 def test_a_frozen_setting_is_refused_by_name_and_a_tracked_one_recorded(tmp_path, data):
     env = environment(tmp_path, data, MAX_STEPS=4)
@@ -216,26 +193,6 @@ def test_a_frozen_setting_is_refused_by_name_and_a_tracked_one_recorded(tmp_path
     stored = json.loads((tmp_path / "run" / "config.json").read_text())
     assert stored["settings"]["LEARNING_RATE"] == 0.001
     assert stored["attempts"][-1]["changes"]
-
-
-def test_wall_time_asks_for_checkpoints_too_and_few_are_kept(tmp_path, data):
-    train(environment(tmp_path, data, MAX_STEPS=6, SAVE_MINUTES=1e-9, KEEP_LAST=2, KEEP_EVERY=3))
-    run = tmp_path / "run"
-    assert [r["step"] for r in events(run, "checkpoint")] == [1, 2, 3, 4, 5, 6]
-    assert saved_steps(run) == [3, 5, 6]
-
-
-@pytest.mark.slow
-def test_other_data_under_a_run_is_refused(tmp_path, data):
-    env = environment(tmp_path, data, MAX_STEPS=4)
-    train(env)
-    other = make_data(tmp_path / "other", tokens=18_000)
-    out = train(
-        env | {"MAX_STEPS": "6", "DATA_DIR": other["DATA_DIR"], "TOKENIZER": data["TOKENIZER"]},
-        code=78,
-    )
-    assert "was trained on other data" in out
-    assert "RUN_NAME" in out
 
 
 @pytest.mark.slow
@@ -260,18 +217,3 @@ def test_flipped_bits_are_found_and_the_checkpoint_before_is_taken(tmp_path, dat
     out = train(env | {"MAX_STEPS": "12"}, code=78)
     assert "no valid checkpoint" in out
     assert "3 found" in out
-
-
-@pytest.mark.slow
-@pytest.mark.fault(14)
-def test_the_last_checkpoint_is_written_again_if_it_was_found_damaged(tmp_path, data):
-    env = environment(tmp_path, data, MAX_STEPS=8, SAVE_EVERY=4)
-    train(env)
-    run = tmp_path / "run"
-    weights = tensors(run, 8)
-    (run / "checkpoints" / "step_0000008" / "MANIFEST.json").write_text("{}")
-    (run / "STATUS.json").write_text(
-        ""
-    )  # torn, as by a crash of the machine: it is derived, and blocks nothing
-    assert "resumed from step_0000004" in train(env)
-    assert same(tensors(run, 8), weights)

@@ -94,52 +94,6 @@ def test_a_secret_is_found_nowhere_in_the_folder_nor_in_what_is_said(said_and_ru
     assert not [path for path in files if SECRET.encode() in path.read_bytes()]
 
 
-def test_a_terminal_sees_what_people_read(tmp_path, data):
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        slow_steps(0.02),
-        cwd=ROOT,
-        stdout=theirs,
-        stderr=theirs,
-        env=environment(tmp_path, data, LOG_EVERY=20),
-    )
-    os.close(theirs)
-    seen = b""
-    while True:
-        try:
-            seen += os.read(ours, 4096)
-        except OSError:  # the other end is closed
-            break
-    assert process.wait() == 0
-    lines = seen.decode().split("\r\n")
-    assert "\x1b" not in seen.decode()
-    assert lines[0].startswith(
-        "model: 0.1M parameters. Press Ctrl-C to save and stop; run the same"
-    )
-    assert [
-        line
-        for line in lines
-        if re.fullmatch(r"step=20/40 loss=\S+ tokens_per_s=\d+ left=\S+", line)
-    ]
-    assert re.search(r"The model needs \d\.\d{3} bits per byte of held-out text", seen.decode())
-    assert "Samples (full text in sample.txt):" in lines and any(
-        line.startswith("    def ") for line in lines
-    )
-    assert re.fullmatch(r"Finished in \d+:\d\d\.", lines[-2])
-    assert max(len(line) for line in lines if not line.startswith("    ")) <= 100
-    log = (tmp_path / "run" / "train.log").read_text()
-    for detail in (
-        " attention=",
-        " data=",
-        " run=run ",
-        " grad_norm=",
-        " checkpoint step_",
-        " goodput ",
-    ):
-        assert detail in log
-        assert detail.strip() not in seen.decode()
-
-
 def test_a_record_that_is_removed_during_training_begins_anew_and_the_run_is_done(tmp_path, data):
     removes = (
         "import os; from train import loop, main; f = loop.lr_at; n = [0]\n"

@@ -39,20 +39,6 @@ def test_the_rate_is_at_its_mean_half_way_and_at_its_minimum_from_the_horizon_on
     assert [lr_at(step, recipe()) for step in (100, 101, 200, 10**9)] == [0.001] * 4
 
 
-def test_without_a_warm_up_the_first_step_is_near_the_peak():
-    first = lr_at(1, recipe(warmup_tokens=0))
-    assert 0.0099 < first < 0.01
-
-
-def test_the_rate_never_rises_behind_the_warm_up():
-    rates = [lr_at(step, recipe(warmup_tokens=950)) for step in range(10, 130)]
-    assert rates == sorted(rates, reverse=True)
-
-
-def test_a_minimum_of_zero_is_reached():
-    assert lr_at(100, recipe(min_learning_rate=0.0)) == 0.0
-
-
 def test_where_a_run_stops_does_not_bend_the_schedule():
     assert [lr_at(step, recipe(max_steps=20)) for step in range(1, 40)] == [
         lr_at(s, recipe()) for s in range(1, 40)

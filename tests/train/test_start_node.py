@@ -258,12 +258,6 @@ def test_the_preset_on_two_gpus_with_the_sampler_apart(env, tmp_path):
     assert "--nproc-per-node=2 -m train.main" in out
 
 
-def test_without_gpus_nothing_is_started(env, tmp_path):
-    code, out = train(env, "2xh100")
-    assert code == 64 and "No GPU found" in out and "run:" not in out
-    assert not (tmp_path / "runs").exists()
-
-
 @pytest.mark.parametrize(
     ("settings", "prompt", "longer"),
     [

@@ -253,15 +253,6 @@ def test_a_node_whose_peer_was_stopped_before_training_learns_of_it(tmp_path, en
     assert "was told to stop" in second
 
 
-def test_nodes_with_other_settings_end_before_torch_is_loaded(tmp_path, env, jobs):
-    job = Job(tmp_path, env, SEED="5")
-    jobs.append(job)
-    for said in job.ends(64, 64):
-        assert "SEED=1337 on node 0" in said and "SEED=5 on node 1" in said
-    state = json.loads(job.run.status.read_text())
-    assert (state["phase"], state["exit_code"]) == ("refused", 64)
-
-
 # ---- As in pods
 
 # Steps that take long enough to be stopped between them.

@@ -134,17 +134,6 @@ def test_bfloat16_stays_close_to_float32_and_its_gradients_are_float32(tiny):
         assert (weight.grad - reference).norm() < 0.05 * reference.norm(), name
 
 
-def test_no_position_sees_a_later_token(tiny):
-    model = build(tiny, CPU)
-    tokens = torch.randint(tiny.vocab_size, (1, tiny.seq_len))
-    changed = tokens.clone()
-    changed[0, 20:] = (changed[0, 20:] + 1) % tiny.vocab_size
-    with torch.no_grad():
-        before, after = model(tokens), model(changed)
-    torch.testing.assert_close(before[:, :20], after[:, :20])
-    assert (before[:, 20:] - after[:, 20:]).abs().max() > 1e-3
-
-
 def test_first_loss_is_near_that_of_a_uniform_guess(tiny):
     model = build(recipe(tiny), CPU)
     tokens = torch.randint(
