@@ -204,7 +204,7 @@ def build_model(attempt: Attempt, init_from: str) -> tuple[Transformer, str]:
     kernel = attention.choose(config, world.device)
     sharding = parallel.Sharding(config, world) if parallel.is_split(config, world) else None
     model = build(config, world.device, kernel, sharding, norm_eps)
-    attention.log_choice(kernel, config, world.device)
+    attention.log_choice(kernel, config)
     if init_from:
         hf_import.load(init_from, model)
         log.info("the weights are those of %s", init_from)
@@ -361,7 +361,6 @@ def say_where_it_is_saved(c: Config, paths: RunPaths, world: World, shared: bool
         return
     ranks = parallel.writers(c, world)
     if shared:
-        log.info("all %d nodes share %s", world.nodes, paths.folder)
         return
     if len(ranks) > world.local_size:
         other = (

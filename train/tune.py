@@ -72,7 +72,7 @@ def tune(environment: dict[str, str], processes: int, gpus: int) -> str:
         if environment.get("MKL_CBWR"):
             chosen.append(f"MKL_CBWR={environment['MKL_CBWR']}")
         if sys.platform == "linux":
-            chosen.append(f"allocator=keeps-large-blocks ({keep_large_blocks(environment)})")
+            keep_large_blocks(environment)
     return f"launch: {' '.join(chosen)}"
 
 
@@ -82,15 +82,13 @@ def log_choices() -> None:
         logging.getLogger(__name__).info("%s", choices, extra=LOG_ONLY)
 
 
-def keep_large_blocks(environment: dict[str, str]) -> str:
+def keep_large_blocks(environment: dict[str, str]) -> None:
     set_default(environment, "MALLOC_MMAP_THRESHOLD_", str(MMAP_THRESHOLD))
     set_default(environment, "MALLOC_TRIM_THRESHOLD_", str(TRIM_THRESHOLD))
     tunables = environment.get("GLIBC_TUNABLES", "")
     if "glibc.malloc.hugetlb=" not in tunables:
         tunables = f"{tunables}:glibc.malloc.hugetlb=1".lstrip(":")
         environment["GLIBC_TUNABLES"] = tunables
-    names = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
-    return " ".join(f"{name}={environment[name]}" for name in names)
 
 
 def set_default(environment: dict[str, str], name: str, value: str) -> None:

@@ -64,7 +64,7 @@ def test_nodes_without_a_common_disk_are_told_what_follows(tmp_path, caplog):
         )
         caplog.clear()
     say_where_it_is_saved(c, paths, world(8, 2), shared=True)
-    assert "all 4 nodes share" in caplog.text
+    assert caplog.text == ""
     say_where_it_is_saved(
         dataclasses.replace(c, parallel="fsdp"), paths, world(2, 2), shared=False
     )  # one node

@@ -75,16 +75,14 @@ class Saver:
     def busy(self) -> bool:
         return self.thread.is_alive()
 
-    def warm_up(
-        self, model: nn.Module, optimizer: Optimizer, outer: dict[str, Tensor] | None = None
-    ) -> None:
+    def warm_up(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Import what the first save needs, and make room for its copy, while training goes on.
 
         What is copied here is torn, and written nowhere.
         """
         if not self.writes:
             return
-        states = self.share(checkpoint.tensor_states(model, optimizer, outer))
+        states = self.share(checkpoint.tensor_states(model, optimizer))
 
         def prepare() -> None:
             use_device(self.world)

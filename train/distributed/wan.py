@@ -26,15 +26,9 @@ def sync_s(
     return hops * (gradient_bytes / sites * 8 / (gbit_per_s * 1e9) + round_trip_s / 2)
 
 
-def sync_efficiency(
-    step_s: float,
-    gradient_bytes: float,
-    sites: int,
-    gbit_per_s: float,
-    round_trip_s: float = ROUND_TRIP_S,
-) -> float:
+def sync_efficiency(step_s: float, gradient_bytes: float, sites: int, gbit_per_s: float) -> float:
     """The share of time spent computing, 0 to 1, when every step of step_s is followed by such an all-reduce."""
-    return step_s / (step_s + sync_s(gradient_bytes, sites, gbit_per_s, round_trip_s))
+    return step_s / (step_s + sync_s(gradient_bytes, sites, gbit_per_s))
 
 
 def gradient_bytes(c: Config) -> float:

@@ -3,8 +3,8 @@
     start -> SETTLE steps as usual -> PROFILE_STEPS recorded steps -> trace and summary are written -> training goes on
 
 All ranks record, so that none waits for another that recording slows down. The first rank of each site writes: the
-others do the same work, and the log names a slow one. Steps next to an evaluation or a checkpoint are avoided if
-possible. If the files cannot be written, the log says so and training continues.
+others do the same work, and the log names a slow one. If the files cannot be written, the log says so and training
+continues.
 """
 
 from pathlib import Path
@@ -29,20 +29,6 @@ PROFILE_STEPS = 3  # steps that are recorded
 SETTLE = 4
 
 
-def window(step: int, last_step: int, count: int, busy: list[int]) -> range:
-    """Choose the steps to record of an attempt that stands at `step`; empty if too few are left.
-
-    The first `count` steps with no multiple of a number in `busy` just before or between them, if there are any.
-    """
-    earliest = step + SETTLE + 1
-    latest = last_step - count + 1
-    for first in range(earliest, min(latest, earliest + max(busy, default=0)) + 1):
-        stops = range(first - 1, first + count - 1)  # after these steps
-        if all(stop % every for stop in stops for every in busy):
-            return range(first, first + count)
-    return range(earliest, min(earliest + count, last_step + 1))
-
-
 class Profiler(Hook):
     """The profiler of an attempt. It comes last, so that no other hook is in what it records."""
 
@@ -55,16 +41,14 @@ class Profiler(Hook):
         self.mark: Any = None  # of the step that goes on
 
     def at_start(self, job: "Job") -> None:
-        config = job.config
-        busy = [config.eval_every, config.save_every, config.core_every]
-        if config.replicas > 1:
-            busy.append(config.sync_every)
+        last_step = job.config.last_step
+        first = job.step + SETTLE + 1
         self.on_gpu = job.world.device.type == "cuda"
-        self.steps = window(job.step, config.last_step, PROFILE_STEPS, list(filter(None, busy)))
+        self.steps = range(first, min(first + PROFILE_STEPS, last_step + 1))
         if not self.steps:
             job.recorder.say(
                 f"PROFILE=1: No step is profiled. It takes at least {SETTLE + 1} steps, and only "
-                f"{config.last_step - job.step} are left. Set a larger MAX_STEPS or TRAIN_TOKENS."
+                f"{last_step - job.step} are left. Set a larger MAX_STEPS or TRAIN_TOKENS."
             )
 
     def before_step(self, job: "Job") -> float:

@@ -192,13 +192,9 @@ def cudnn_first(device: torch.device) -> bool:
     return version > 91500 and torch.cuda.get_device_capability(device) in ((9, 0), (10, 0))
 
 
-def log_choice(kernel: Kernel, c: Config, device: torch.device) -> None:
+def log_choice(kernel: Kernel, c: Config) -> None:
     """Log which kernel attention uses, and how documents are kept apart."""
-    details = []
-    if kernel.name == "sdpa" and device.type == "cuda" and cudnn_first(device):
-        details.append(f"torch takes cuDNN's first, version {torch.backends.cudnn.version()}")
+    apart = ""
     if c.doc_mask:
-        details.append(
-            f"documents kept apart by {'their bounds' if kernel.by_bounds else 'a mask'}"
-        )
-    log.info(", ".join([f"attention={kernel.name}", *details]), extra=LOG_ONLY)
+        apart = f", documents kept apart by {'their bounds' if kernel.by_bounds else 'a mask'}"
+    log.info("attention=%s%s", kernel.name, apart, extra=LOG_ONLY)
