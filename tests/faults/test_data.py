@@ -24,7 +24,7 @@ from train.data.shards import write_shard
 PAGE = b"<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>".ljust(278)
 
 
-def steps_made(folder: Path) -> int:
+def steps_made(folder):
     path = folder / "run" / "metrics.jsonl"
     return (
         sum(r["event"] == "step" for r in record_reader.read_records(path)) if path.exists() else 0
@@ -82,7 +82,7 @@ def test_another_tokenizer_than_that_of_data_or_run_is_refused_by_its_hash(tmp_p
     assert before[:12] in out and after[:12] in out and steps_made(tmp_path) == 2
 
 
-def make_shards(c: Config) -> None:
+def make_shards(c):
     """Shards of the tokenizer that c names, beside those of another."""
     v = prepare.vocabulary(c)
     folder, name = prepare.source_folder(c, "python-stdlib", v), "python-stdlib"
@@ -108,7 +108,7 @@ def make_shards(c: Config) -> None:
 # ---- Text that is given
 
 
-def row(name: str, text: str | None) -> bytes:
+def row(name, text):
     return json.dumps({"id": name, "text": text}).encode() + b"\n"
 
 
@@ -129,7 +129,7 @@ def papers(folder: Path, data: dict[str, str], *contents: bytes) -> dict[str, st
     }
 
 
-def stored(c: Config) -> list[str]:
+def stored(c):
     """The documents in the shards of both splits, sorted."""
     v = prepare.vocabulary(c)
     shards, texts = prepare.open_sources(c, v)["papers"], []
@@ -161,7 +161,7 @@ def test_text_with_bom_and_carriage_returns_is_kept_to_the_byte(tmp_path, data):
     assert stored(c) == sorted(plain + AWKWARD)
 
 
-def run_prepare(folder: Path, env: dict[str, str], script: str = "") -> tuple[int, str]:
+def run_prepare(folder, env, script=""):
     """(exit code, what it said) of make data in a process of its own, with something done first."""
     script += "\nimport sys; from train.data import prepare; sys.exit(prepare.main(['data']))"
     done = subprocess.run(

@@ -1,7 +1,6 @@
 """Losses that are no number, and those that jump: the same decision on all ranks, and after a kill the same run."""
 
 import math
-from pathlib import Path
 
 import pytest
 
@@ -13,17 +12,17 @@ from tests.running import environment, losses, same, tensors, train
 BATCH = 16  # samples of a step
 
 
-def of_step(step: int, shift: int = 0, steps: int = 1) -> tuple[int, int]:
+def of_step(step, shift=0, steps=1):
     """The samples of a step, or of several, where so many steps' samples were passed over before."""
     first = (step - 1 + shift) * BATCH
     return first, first + steps * BATCH
 
 
-def events(run: Path, name: str) -> list[dict]:
+def events(run, name):
     return [r for r in record_reader.read_records(run / "metrics.jsonl") if r["event"] == name]
 
 
-def check_skips(run: Path, out: str) -> None:
+def check_skips(run, out):
     """One skip at step 5, three at step 12, and the way back from there to step 8."""
     assert [r["step"] for r in events(run, "skip")] == [5, 12, 12, 12]
     for found in events(run, "nonfinite"):

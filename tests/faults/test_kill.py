@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
 
@@ -22,7 +21,7 @@ def saved_before(*steps: int) -> list[Fault]:
     return [Fault("step", "wait for the save", step=step, every=True) for step in steps]
 
 
-def wait_until_none(folder: Path, seconds: float = 20) -> None:
+def wait_until_none(folder, seconds=20):
     deadline = time.monotonic() + seconds
     while left := processes(folder):
         assert time.monotonic() < deadline, left

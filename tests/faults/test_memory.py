@@ -40,7 +40,7 @@ def test_too_little_memory_shows_before_the_first_step_and_later_too(tmp_path, d
 @pytest.mark.slow
 @pytest.mark.fault(34)
 def test_memory_that_the_system_refuses_is_said_the_same_way(tmp_path, data):
-    def limit() -> None:
+    def limit():
         resource.setrlimit(resource.RLIMIT_AS, (6 * 2**30, 6 * 2**30))
 
     env = environment(

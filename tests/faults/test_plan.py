@@ -15,7 +15,7 @@ ROW = re.compile(r"^\| (\d+) \| (.+?) \| (.+?) \| (.*) \|$")
 ROWS = 46
 
 
-def marked() -> dict[int, list[str]]:
+def marked():
     """Row -> tests that carry its number, as file::test, by reading: collecting them would import everything."""
     found = defaultdict(list)
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
@@ -33,7 +33,7 @@ def marked() -> dict[int, list[str]]:
     return found
 
 
-def cell(tests: list[str]) -> str:
+def cell(tests):
     """What the page says of a row's tests: file, and how many of it."""
     files: dict[str, int] = {}
     for test in tests:
@@ -55,7 +55,7 @@ def test_the_page_lists_the_tests_that_there_are():
     assert rows == expected, "write it anew: python -m tests.faults.test_plan"
 
 
-def write_page() -> None:
+def write_page():
     found, lines = marked(), []
     for line in PAGE.read_text().splitlines():
         m = ROW.match(line)

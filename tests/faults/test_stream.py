@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -64,23 +63,23 @@ def finished_pair(shared, sources, data, finished):
     return folder
 
 
-def producers(folder: Path) -> list[int]:
+def producers(folder):
     return [pid for pid, command in processes(folder) if "train.data.streaming.producer" in command]
 
 
-def shards(folder: Path) -> dict[str, bytes]:
+def shards(folder):
     return {
         str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*.bin"))
     }
 
 
-def ended(process: subprocess.Popen[str], code: int, seconds: float = 150) -> str:
+def ended(process, code, seconds=150):
     out, _ = process.communicate(timeout=seconds)
     assert process.returncode == code, out
     return out
 
 
-def start(env: dict[str, str], command: list[str] = TRAINER) -> subprocess.Popen[str]:
+def start(env, command=TRAINER):
     return subprocess.Popen(
         command, env=env, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
@@ -451,7 +450,7 @@ def test_the_producer_alone_speaks_to_the_hub_and_what_that_refuses_ends_the_run
 ):
     asked: list[str] = []
 
-    def process_request(self: Hub, request: socket.socket, client: tuple[str, int]) -> None:
+    def process_request(self, request, client):
         asked.append(process_at(client[1]))
         super(Hub, self).process_request(request, client)
 
@@ -496,7 +495,7 @@ def test_the_producer_alone_speaks_to_the_hub_and_what_that_refuses_ends_the_run
     assert f"stands at step {taken}, saved" in out
 
 
-def process_at(port: int) -> str:
+def process_at(port):
     """The command line of the process that has this end of a connection on the loopback interface."""
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     inode = next(row[9] for row in rows if row[1] == f"0100007F:{port:04X}")

@@ -25,7 +25,7 @@ from train.distributed import world as distributed
 from train.distributed.world import World
 
 
-def world(size: int, local: int = 1) -> World:
+def world(size, local=1):
     hosts = tuple(f"host{rank // local}" for rank in range(size))
     return World(0, 0, 0, size, torch.device("cpu"), "CPU", "host0", local, hosts)
 

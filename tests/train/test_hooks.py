@@ -3,7 +3,6 @@
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -28,7 +27,7 @@ sys.exit(main.main())
 """
 
 
-def copy_without(folder: Path, hook: str) -> None:
+def copy_without(folder, hook):
     """Copy the product, and delete this hook's file, its import and its line in the list."""
     rooms = ("settings", "record", "hardware", "train", "presets", "sources")
     for name in rooms:

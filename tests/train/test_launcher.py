@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ class Play(Children):
     signal arrives where there is "stop". The roll call ends with `roll_call`.
     """
 
-    def __init__(self, script: str, roll_call: int = 0):
+    def __init__(self, script, roll_call=0):
         self.words = script.split()
         self.roll_call = roll_call
         self.stop_requested = False
@@ -36,7 +35,7 @@ class Play(Children):
         self.stops_in_pause = False
         self.starts = 0
 
-    def run(self, command: Sequence[str], environment: Mapping[str, str]) -> int:
+    def run(self, command, environment):
         assert environment["LAUNCHER_PID"] == str(os.getpid())  # the trainer ends with this process
         self.commands.append(" ".join(command[1:]).strip())
         if "rendezvous meet" in self.commands[-1]:
@@ -52,7 +51,7 @@ class Play(Children):
                 self.stop_requested = True
         return int(part)
 
-    def pause(self, seconds: float) -> None:
+    def pause(self, seconds):
         self.pauses.append(seconds)
         self.stop_requested = self.stop_requested or self.stops_in_pause
 
@@ -80,7 +79,7 @@ def replace(config: Config, **changes: Any) -> Config:
     return dataclasses.replace(config, **changes)
 
 
-def is_pod(monkeypatch: pytest.MonkeyPatch) -> None:
+def is_pod(monkeypatch):
     monkeypatch.setenv("K8S_NODE", "a-machine")
 
 

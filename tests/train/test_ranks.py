@@ -13,7 +13,6 @@ import torch
 from record import metrics as record_reader
 from record import status
 from record.run_paths import RunPaths
-from settings.config import Config
 from tests.processes import run_ranks, run_trainer
 from tests.running import ROOT, environment, losses, same, tensors, train, wait_for
 from tests.train.test_step import masked_batch
@@ -32,7 +31,6 @@ from train.distributed.parallel import (
     weights_of,
     writers,
 )
-from train.distributed.world import World
 from train.model import compilation
 from train.model.model import build
 from train.optim import build_optimizer, set_rate
@@ -61,7 +59,7 @@ def launch(
     return folder / name
 
 
-def relative(one: dict, other: dict) -> float:
+def relative(one, other):
     assert one.keys() == other.keys()
     return max(abs(one[s][0] / other[s][0] - 1) for s in one)
 
@@ -164,7 +162,7 @@ def with_fault(
     return env | {"PYTHONPATH": f"{folder}:{ROOT}"}
 
 
-def status_of(folder: Path) -> tuple[str, int]:
+def status_of(folder):
     state = json.loads((folder / "run" / "STATUS.json").read_text())
     return state["phase"], state["exit_code"]
 
@@ -279,7 +277,7 @@ def test_a_split_model_whose_evaluation_fails_is_whole_for_its_sample(tmp_path, 
 # ---------------------------------------------------------------------------------------------------
 
 
-def masked_steps(rank: int, size: int, folder: str, c: Config) -> None:
+def masked_steps(rank, size, folder, c):
     """Train a few steps on this rank's part of a batch whose sequences score unequal numbers of tokens."""
     os.environ.update(
         RANK=str(rank),
@@ -370,7 +368,7 @@ def test_unequal_masks_weigh_each_token_the_same_and_ranks_stay_equal(
         }
 
 
-def no_room_on_one(rank: int, size: int, folder: str, c: Config) -> None:
+def no_room_on_one(rank, size, folder, c):
     """Save where the last rank finds no room, and once more where all do."""
     os.environ.update(
         RANK=str(rank),
@@ -385,7 +383,7 @@ def no_room_on_one(rank: int, size: int, folder: str, c: Config) -> None:
     distributed.leave()
 
 
-def save_twice(folder: Path, c: Config, world: World) -> None:
+def save_twice(folder, c, world):
     model = parallelize(build(c, world.device), c, world)
     optimizer = build_optimizer(bare(model), c)
     states, need, group = (

@@ -15,7 +15,7 @@ from tests.terminal import show
 SCREENS = (Path(__file__).parent / "terminal_screens.txt").read_text()
 
 
-def normalize(screen: str, folder: Path) -> str:
+def normalize(screen, folder):
     """Return a screen with long lines whole again, numbers as N, and what the model wrote left out."""
     screen = re.sub(r"(?<=\S)\n  (?=\S)", " ", screen)
     screen = screen.replace(str(folder), "FOLDER")
@@ -24,7 +24,7 @@ def normalize(screen: str, folder: Path) -> str:
     return re.sub(r"\d[\d.,:]*(?<=\d)", "N", screen)
 
 
-def expected(name: str) -> str:
+def expected(name):
     return SCREENS.partition(f"==== {name}\n")[2].partition("\n====")[0] + "\n"
 
 

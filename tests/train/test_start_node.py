@@ -10,7 +10,6 @@ import re
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -41,7 +40,7 @@ PLOTS = "run: -m analysis.plots"
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads sessions in /proc")
 
 
-def executable(path: Path, text: str) -> None:
+def executable(path, text):
     path.write_text(text)
     path.chmod(0o755)
 
@@ -64,7 +63,7 @@ def env(tmp_path):
     }
 
 
-def gpus(tmp_path: Path, count: int) -> None:
+def gpus(tmp_path, count):
     lines = "\\n".join(f"GPU {i}: NVIDIA A100 (UUID: GPU-{i})" for i in range(count))
     executable(tmp_path / "bin" / "nvidia-smi", f"#!/usr/bin/env bash\nprintf '{lines}\\n'\n")
 
@@ -80,7 +79,7 @@ def train(env: dict[str, str], *words: str, **settings: str) -> tuple[int, str]:
     return process.returncode, out
 
 
-def stages(out: str) -> list[str]:
+def stages(out):
     started = [line.rstrip() for line in re.findall(r"run: (.+)", out)]
     # The plots are those of the run's own folder.
     return [re.sub(r"(?<=-m analysis\.plots) /\S+/runs/x$", "", line) for line in started]
@@ -174,7 +173,7 @@ def test_a_detached_run_outlives_the_shell_that_started_it(env, tmp_path):
 
 
 def test_a_job_that_prepares_data_is_known_to_status_and_stopped_by_stop(env, tmp_path):
-    def show(command: str) -> list[str]:
+    def show(command):
         status = [sys.executable, "-m", "record.status", command]
         done = subprocess.run(status, cwd=ROOT, env=env, text=True, check=True, capture_output=True)
         return done.stdout.split()

@@ -21,7 +21,7 @@ ALONE = World(0, 0, 0, 1, torch.device("cpu"), "CPU", "here")
 COMMITTED = Path(__file__).with_name("checkpoint_schema_1")
 
 
-def trained(c: Config, steps: int):
+def trained(c, steps):
     """(model, optimizer) after a few steps."""
     model = build(c, ALONE.device)
     optimizer = build_optimizer(model, c)
@@ -29,19 +29,19 @@ def trained(c: Config, steps: int):
     return model, optimizer
 
 
-def go_on(c: Config, model, optimizer, steps: int) -> list[float]:
+def go_on(c, model, optimizer, steps):
     set_rate(optimizer, 1e-2, c)
     batch = as_batch(*masked_batch(c, 8), 4)
     return [train_step(model, optimizer, batch, 1.0, ALONE).loss for _ in range(steps)]
 
 
-def save(root: Path, step: int, model, optimizer, small: dict) -> tuple[Path, int]:
+def save(root, step, model, optimizer, small):
     """Write a checkpoint of one process."""
     states = checkpoint.tensor_states(model, optimizer)
     return checkpoint.write(root, step, states, checkpoint.needed_bytes(model), small, ALONE)
 
 
-def write(root: Path, step: int, c: Config) -> Path:
+def write(root, step, c):
     return save(root, step, *trained(c, 1), {"tokens": 1, "data": {"step": step}})[0]
 
 
@@ -69,7 +69,7 @@ def test_what_sites_have_in_common_is_kept_and_read_if_it_is_asked_for(tiny, tmp
     model, optimizer = trained(tiny, 1)
     need = checkpoint.needed_bytes(model, 2)
 
-    def common(step: int, exchanges: int, value: float) -> dict:
+    def common(step, exchanges, value):
         """Write a checkpoint in which all that sites have in common has this value; what is read from it."""
         outer = {}
         for name, weight in model.named_parameters():

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from settings.config import Config
 from tests.train.checkpoint.disk import Disk
 from tests.train.checkpoint.test_checkpoint import ALONE
 from train.checkpoint import checkpoint, find
@@ -24,7 +23,7 @@ SMALL = {"n_embd": 8, "n_head": 1, "n_kv_head": 1, "n_layer": 1, "vocab_size": 6
 class Run:
     """A run of one process, whose weights all are its step."""
 
-    def __init__(self, config: Config, folder: Path, seed: int, patch):
+    def __init__(self, config, folder, seed, patch):
         self.choose = random.Random(seed)
         self.folder = folder / str(seed)
         self.disk = Disk(self.folder / "0", self.choose)
@@ -39,27 +38,27 @@ class Run:
         self.step = self.lives = 0
         self.begin()
 
-    def begin(self) -> None:
+    def begin(self):
         self.saver = Saver(self.disk.root, self.config, ALONE, 2**10)
         self.misses = 0
 
-    def on_disk(self) -> set[int]:
+    def on_disk(self):
         return set(find.committed(self.disk.root))
 
-    def folder_of(self, step: int) -> Path:
+    def folder_of(self, step):
         return find.folder_of(self.disk.root, step)
 
-    def train(self) -> None:
+    def train(self):
         self.step += 1
         with torch.no_grad():
             for weight in self.model.parameters():
                 weight.fill_(self.step)
 
-    def load(self, step: int) -> None:
+    def load(self, step):
         checkpoint.load_into(self.folder_of(step), self.model, self.optimizer)
         assert all(weight.eq(step).all() for weight in self.model.parameters())
 
-    def start_save(self) -> None:
+    def start_save(self):
         self.train()
         self.damaged.discard(self.step)  # written again
         arguments = self.step, self.model, self.optimizer, {"data": {}}
@@ -69,7 +68,7 @@ class Run:
             self.begin()
         self.saver.start(*arguments)
 
-    def end_save(self) -> str | None:
+    def end_save(self):
         self.saver.thread.join()
         ended = self.saver.poll()
         if ended.problem:
@@ -86,12 +85,12 @@ class Run:
 
     # What happens
 
-    def save(self) -> None:
+    def save(self):
         self.start_save()
         self.train()  # while it is written
         assert self.end_save() is None
 
-    def save_twice(self) -> None:
+    def save_twice(self):
         """The second begins before the first has ended, if that is possible."""
         self.disk.may_write.clear()
         self.start_save()
@@ -102,14 +101,14 @@ class Run:
         assert self.end_save() is None
         self.load(first)
 
-    def save_on_full_disk(self) -> None:
+    def save_on_full_disk(self):
         for _ in range(self.choose.randrange(1, MISSES)):
             self.disk.full_in = self.choose.randrange(SYNCS)
             self.start_save()
             assert "No space left" in str(self.end_save() or "No space left")
             self.disk.full_in = 10**9
 
-    def lose_power(self) -> None:
+    def lose_power(self):
         before = self.reported.copy()
         self.disk.fails_in = self.choose.randrange(SYNCS + 1)
         self.start_save()
@@ -120,7 +119,7 @@ class Run:
         self.disk.lose_power(self.folder / str(self.lives))
         self.resume()
 
-    def flip_bit(self) -> None:
+    def flip_bit(self):
         if len(self.reported) > 1:
             step = self.choose.choice(sorted(self.reported))
             path = self.choose.choice(sorted(self.folder_of(step).iterdir()))
@@ -131,12 +130,12 @@ class Run:
             self.damaged.add(step)
         self.resume()
 
-    def copy_folder(self) -> None:
+    def copy_folder(self):
         step = self.choose.choice(sorted(self.reported))
         shutil.copytree(self.folder_of(step), self.folder_of(self.step + 100))
         self.resume()
 
-    def resume(self) -> None:
+    def resume(self):
         """A new process."""
         found = find.latest_for_all(self.disk.root, ALONE)
         find.clear_leftovers(self.disk.root)
@@ -151,7 +150,7 @@ class Run:
         self.unreported = set()
         self.begin()
 
-    def live(self) -> None:
+    def live(self):
         self.save()
         running = [self.save, self.save_twice, self.save_on_full_disk]
         ending = [self.lose_power, self.flip_bit, self.copy_folder]
@@ -178,11 +177,11 @@ def skips(function, skipped):
     return lambda path, *more: None if skipped(path) else function(path, *more)
 
 
-def is_list(path: Path) -> bool:
+def is_list(path):
     return path.name == ".metadata"
 
 
-def is_step(path: Path) -> bool:
+def is_step(path):
     return path.name.startswith("step")
 
 

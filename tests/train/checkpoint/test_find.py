@@ -125,7 +125,7 @@ def test_what_cannot_be_renamed_ends_a_resume_but_no_training(tmp_path, monkeypa
     make(tmp_path, 1, 2, 3, 4)
     hide = find.hide
 
-    def busy(folder: Path, what: str) -> Path:
+    def busy(folder, what):
         if folder.name in ("step_0000001", "step_0000004"):
             raise OSError(16, "Device or resource busy")
         return hide(folder, what)

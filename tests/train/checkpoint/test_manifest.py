@@ -31,7 +31,7 @@ def folder(tiny, tmp_path):
     return save(tmp_path, 3, *trained(tiny, 1), STATES)[0]
 
 
-def flipped(content: bytes):
+def flipped(content):
     """A content with each of its bits flipped in turn."""
     for place in range(8 * len(content)):
         changed = bytearray(content)
@@ -39,7 +39,7 @@ def flipped(content: bytes):
         yield bytes(changed)
 
 
-def parse(content: bytes) -> dict | None:
+def parse(content):
     """What a manifest holds; None if it is refused."""
     try:
         return manifest.parse_manifest(content, "step_0000003")

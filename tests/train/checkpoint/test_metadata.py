@@ -3,16 +3,13 @@
 import io
 import os
 import pickle
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
 from export.stored import Weights
-from settings.config import Config
 from tests.train.checkpoint.test_checkpoint import trained, write
 from train.checkpoint import checkpoint, manifest, metadata
 from train.checkpoint.manifest import CheckpointError
@@ -21,14 +18,14 @@ from train.checkpoint.manifest import CheckpointError
 class Touches:
     """Makes a file where it is unpickled."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path):
         self.path = path
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self):
         return os.mkdir, (str(self.path),)
 
 
-def hostile(victim: Path) -> dict[str, bytes]:
+def hostile(victim):
     """Name -> what somebody might put in the place of .metadata."""
     listed = dcp.Metadata({"model.w": Touches(victim)})  # type: ignore[dict-item]
     entry = dcp.Metadata({"model.w": dcp.metadata.BytesStorageMetadata()})
@@ -53,7 +50,7 @@ def saved(tiny, tmp_path):
     return write(tmp_path, 1, tiny)
 
 
-def readers(config: Config) -> dict[str, Callable[[Path], object]]:
+def readers(config):
     """Everything that reads a checkpoint's tensors."""
     model, optimizer = trained(config, 0)
     return {
@@ -80,10 +77,10 @@ def test_no_code_in_the_place_of_the_list_is_run(saved, tiny, tmp_path, name):
 class ByName:
     """A member of an enumeration, as Python 3.11.2 pickles it."""
 
-    def __init__(self, kind: Any, name: str):
+    def __init__(self, kind, name):
         self.arguments = kind, name
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self):
         return getattr, self.arguments
 
 

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -23,7 +22,7 @@ needs_loop_device = pytest.mark.skipif(
 
 
 @contextlib.contextmanager
-def mounted(image: Path, folder: Path):
+def mounted(image, folder):
     """Mount an image. The kernel flushes nothing by itself for five minutes."""
     folder.mkdir()
     command = ["mount", "-o", "loop,commit=300", image, folder]
@@ -35,7 +34,7 @@ def mounted(image: Path, folder: Path):
         subprocess.run(["umount", "--lazy", folder], check=True)
 
 
-def claimed(metrics: Path) -> int:
+def claimed(metrics):
     """The newest checkpoint that the record knows."""
     records = read_records(metrics) if metrics.exists() else []
     return max((r["step"] for r in records if r["event"] == "checkpoint"), default=0)

@@ -11,16 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from settings.config import Config
 from tests.processes import run_ranks
 from tests.train.test_step import as_batch, masked_batch
 from train.checkpoint import checkpoint
 from train.checkpoint.saver import Saver
 from train.distributed import world as distributed
 from train.distributed.parallel import Sharding, bare, is_split, parallelize, writers
-from train.distributed.world import World
 from train.model.model import build
-from train.optim import Optimizer, build_optimizer, set_rate
+from train.optim import build_optimizer, set_rate
 from train.step import train_step
 
 MODES: dict[str, tuple[int, dict[str, Any]]] = {
@@ -33,7 +31,7 @@ MODES: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
-def joined(rank: int, size: int, c: Config) -> tuple[World, torch.nn.Module, Optimizer]:
+def joined(rank, size, c):
     os.environ.update(
         RANK=str(rank),
         WORLD_SIZE=str(size),
@@ -51,7 +49,7 @@ def joined(rank: int, size: int, c: Config) -> tuple[World, torch.nn.Module, Opt
     return world, model, build_optimizer(bare(model), c)
 
 
-def digests(model: torch.nn.Module, optimizer: Optimizer) -> dict[str, str]:
+def digests(model, optimizer):
     """Name -> hash of every whole weight and moment."""
     states = checkpoint.tensor_states(model, optimizer)
     whole = {
@@ -65,9 +63,7 @@ def digests(model: torch.nn.Module, optimizer: Optimizer) -> dict[str, str]:
     }
 
 
-def write_or_read(
-    rank: int, size: int, c: Config, folder: str, reads: list[str], shared: bool
-) -> None:
+def write_or_read(rank, size, c, folder, reads, shared):
     """Train a step, save and write down the hashes; or read each of these checkpoints and do so."""
     world, model, optimizer = joined(rank, size, c)
     saver = Saver(Path(folder), c, world, 2**20)
@@ -89,9 +85,7 @@ def write_or_read(
     os._exit(0)
 
 
-def run(
-    c: Config, mode: str, folder: Path, reads: list[Path] | None = None, shared: bool = True
-) -> list[dict]:
+def run(c, mode, folder, reads=None, shared=True):
     """What each rank found: path of the checkpoint -> hashes."""
     size, settings = MODES[mode]
     folder.mkdir()
@@ -146,7 +140,7 @@ def test_ranks_that_do_not_see_the_folder_get_what_the_first_copy_has(
 # ---------------------------------------------------------------------------------------------------
 
 
-def peak_mib() -> float:
+def peak_mib():
     """The most that this process has had resident since `forget_peak`."""
     line = next(
         line
@@ -156,11 +150,11 @@ def peak_mib() -> float:
     return int(line.split()[1]) / 1024
 
 
-def forget_peak() -> None:
+def forget_peak():
     Path("/proc/self/clear_refs").write_text("5")
 
 
-def save_whole(rank: int, c: Config, folder: str) -> None:
+def save_whole(rank, c, folder):
     world, model, optimizer = joined(rank, 1, c)
     for weight in model.parameters():
         optimizer.set_moments(
@@ -171,7 +165,7 @@ def save_whole(rank: int, c: Config, folder: str) -> None:
     assert saver.poll().problem is None
 
 
-def load_part(rank: int, size: int, c: Config, folder: str) -> None:
+def load_part(rank, size, c, folder):
     importlib.import_module("torch.distributed.checkpoint")  # what is imported later would count
     importlib.import_module("torch.distributed.fsdp")
     forget_peak()

@@ -16,7 +16,7 @@ from train.distributed.world import World
 ALONE = World(0, 0, 0, 1, torch.device("cpu"), "CPU", "here")
 
 
-def worlds(size: int, local_size: int) -> list[World]:
+def worlds(size, local_size):
     return [
         World(
             rank,

@@ -29,7 +29,7 @@ def test_fragments_hold_each_weight_once_and_are_those_that_are_planned(tiny, la
     assert shares == pytest.approx(outer.fragments(config, count), abs=2e-3)
 
 
-def train(model: torch.nn.Module, seed: int) -> None:
+def train(model, seed):
     """Change all weights, as inner steps do."""
     source = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -132,7 +132,7 @@ def test_a_quorum_that_brings_other_weights_moves_the_count(tiny):
     ahead.exchange(4)
     ahead.step = 4
 
-    def heal() -> None:
+    def heal():
         behind.take_over(ahead.hand_over())
         behind.manager.count = 1
 

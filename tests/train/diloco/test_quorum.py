@@ -29,7 +29,7 @@ class Lighthouse:
     def _quorum(self, **asked: Any) -> Any:
         return types.SimpleNamespace(**self.said)
 
-    def should_commit(self) -> str:
+    def should_commit(self):
         return "its own"
 
 
@@ -53,7 +53,7 @@ def test_quorums_are_known_by_their_members_and_meet_at_a_place_of_their_own():
     assert NumberedByMembers(Lighthouse(), heals.append).should_commit() == "its own"
 
 
-def made(future: Any, agree: Any, patience_s: float = 10.0) -> Any:
+def made(future, agree, patience_s=10.0):
     """A manager whose next quorum is this future."""
     quorums: Any = Quorums.__new__(Quorums)
     quorums.__dict__ |= {

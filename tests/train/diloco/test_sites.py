@@ -5,7 +5,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ from train import optim
 from train.data import prepare
 from train.data.batch import Loader
 from train.distributed.world import World
-from train.model.model import Transformer, build
+from train.model.model import build
 from train.schedule import lr_at
 
 Started = Callable[..., Sites]
@@ -48,7 +47,7 @@ class OneProcess:
     """Algorithm 1 of Douillard et al. 2023 with AdamW inside and Nesterov outside, for all sites in one process; with
     fragments algorithm 2 of Douillard et al. 2025. Nothing of torchft, nor of the trainer's loop and step."""
 
-    def __init__(self, env: dict[str, str]):
+    def __init__(self, env):
         c = self.c = Config.load({**env, "NODE_RANK": "0"})
         self.common = {
             name: w.detach().clone() for name, w in build(c, torch.device("cpu")).named_parameters()
@@ -57,9 +56,7 @@ class OneProcess:
         self.sites = [self.site(rank, env) for rank in range(c.sites)]
         self.in_flight: tuple[list[str], dict[str, torch.Tensor]] | None = None
 
-    def site(
-        self, rank: int, env: dict[str, str]
-    ) -> tuple[Transformer, torch.optim.Optimizer, Loader]:
+    def site(self, rank, env):
         c = Config.load({**env, "NODE_RANK": str(rank)})
         model, vocabulary = build(c, torch.device("cpu")), prepare.vocabulary(c)
         matrices = [w for w in model.parameters() if w.ndim == 2]
@@ -79,7 +76,7 @@ class OneProcess:
             Loader(c, prepare.open_sources(c, vocabulary), world, vocabulary.end_of_text),
         )
 
-    def train(self, steps: int) -> None:
+    def train(self, steps):
         c = self.c
         turn = c.sync_every // c.sync_fragments
         for step in range(steps):
@@ -91,9 +88,7 @@ class OneProcess:
                 self.outer(*self.in_flight)
                 self.in_flight = None
 
-    def inner(
-        self, step: int, model: Transformer, optimizer: torch.optim.Optimizer, loader: Loader
-    ) -> None:
+    def inner(self, step, model, optimizer, loader):
         total = 0
         for tokens, targets in loader.batch(step).micro_batches:
             loss = torch.nn.functional.cross_entropy(
@@ -109,7 +104,7 @@ class OneProcess:
         optimizer.step()
         optimizer.zero_grad()
 
-    def changes(self, fragment: int) -> tuple[list[str], dict[str, torch.Tensor]]:
+    def changes(self, fragment):
         """The names of a fragment's weights and the mean change of each; table and last norm go with the first."""
         c = self.c
         block = {
@@ -124,7 +119,7 @@ class OneProcess:
                 for name in names
             }
 
-    def outer(self, names: list[str], mean: dict[str, torch.Tensor]) -> None:
+    def outer(self, names, mean):
         c = self.c
         for name in names:
             self.momentum[name] = c.outer_momentum * self.momentum[name] + mean[name]
@@ -138,7 +133,7 @@ class OneProcess:
                 )
 
 
-def close(run: Path, step: int, expected: dict[str, torch.Tensor]) -> None:
+def close(run, step, expected):
     """The common weights of a checkpoint are these.
 
     AdamW divides a gradient by its own size, so where a gradient is nothing but rounding, rounding

@@ -62,18 +62,18 @@ class Job:
         assert got == codes, "\n".join(said)
         return said
 
-    def kill(self, rank: int) -> None:
+    def kill(self, rank):
         """kill -9 of a node's torchrun and of what it started; its launcher stays."""
         kill(descendants(self.nodes[rank].pid))
 
-    def lose(self, rank: int) -> None:
+    def lose(self, rank):
         """kill -9 of all there is of a node, as when its machine is gone; another takes its place."""
         kill([self.nodes[rank].pid, *descendants(self.nodes[rank].pid)])
         self.nodes[rank].wait()
         self.nodes[rank] = self.start(rank)
 
 
-def kill(pids: list[int]) -> None:
+def kill(pids):
     for pid in pids:
         with contextlib.suppress(
             ProcessLookupError
@@ -81,7 +81,7 @@ def kill(pids: list[int]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def descendants(pid: int) -> list[int]:
+def descendants(pid):
     """The processes that a process has started, and those that they have."""
     listed = subprocess.run(
         ["ps", "-A", "-o", "pid=,ppid="], text=True, check=True, capture_output=True

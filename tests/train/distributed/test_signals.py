@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 
 import pytest
 
@@ -29,7 +28,7 @@ time.sleep(60)
 """
 
 
-def alive(pid: int) -> bool:
+def alive(pid):
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8") as stat:
             return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
@@ -71,7 +70,7 @@ def handlers():
     signal.set_wakeup_fd(-1)
 
 
-def until(condition: Callable[[], bool], seconds: float = 10) -> bool:
+def until(condition, seconds=10):
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)

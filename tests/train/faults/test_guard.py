@@ -11,7 +11,7 @@ from train.data.mixture import Gap, sample_range, with_gap
 from train.faults.guard import ARMED_FROM, LOOK_BACK, WINDOW, Guard
 
 
-def fed(losses: list[float], norms: list[float] | None = None, sigmas: float = 8) -> Guard:
+def fed(losses, norms=None, sigmas=8):
     """A guard that has seen these steps taken."""
     guard = Guard(sigmas)
     for step, (loss, norm) in enumerate(zip(losses, norms or [1.0] * len(losses), strict=True), 1):
@@ -19,7 +19,7 @@ def fed(losses: list[float], norms: list[float] | None = None, sigmas: float = 8
     return guard
 
 
-def noisy(count: int, seed: int = 1) -> list[float]:
+def noisy(count, seed=1):
     chance = random.Random(seed)
     return [chance.gauss(3.0, 0.2) for _ in range(count)]
 
@@ -124,7 +124,7 @@ def test_a_guard_from_a_checkpoint_decides_as_one_that_was_never_stopped():
 # ---- The samples that are passed over
 
 
-def samples(gaps: tuple[Gap, ...], steps: range, windows: int = 10) -> list[int]:
+def samples(gaps, steps, windows=10):
     return [i for step in steps for i in sample_range(step, windows, gaps=gaps)]
 
 

@@ -1,6 +1,5 @@
 """train/faults/recovery.py: what a run without a checkpoint is told."""
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
@@ -17,7 +16,7 @@ KILLED = [("start", 0), ("step", 1), ("step", 2)]
 SAVED = [*KILLED, ("checkpoint", 2)]
 
 
-def resume(folder: Path, events: list[tuple[str, int]]) -> None:
+def resume(folder, events):
     """Take up a run with this record and no checkpoint."""
     paths = RunPaths(folder / "mine")
     paths.folder.mkdir()

@@ -4,7 +4,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -46,7 +45,7 @@ stuck()
 """
 
 
-def hang(folder: Path, rank: int, what: str) -> tuple[int, str]:
+def hang(folder, rank, what):
     done = subprocess.run(
         [sys.executable, "-c", HANGS, folder, str(rank), what],
         cwd=ROOT,
@@ -102,7 +101,7 @@ class Looks:
     def __init__(self, *waits: float, before=lambda look: None):
         self.now, self.waits, self.before, self.look = 0.0, list(waits), before, 0
 
-    def wait(self, seconds: float) -> bool:
+    def wait(self, seconds):
         if not self.waits:
             return True
         self.before(self.look)
@@ -110,11 +109,11 @@ class Looks:
         self.now += self.waits.pop(0)
         return False
 
-    def monotonic(self) -> float:
+    def monotonic(self):
         return self.now
 
 
-def barks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: Looks, limit_s: float) -> int:
+def barks(tmp_path, monkeypatch, looks, limit_s):
     """How often it barks at these looks."""
     barked: list[str] = []
     monkeypatch.setattr(Watchdog, "bark", lambda dog, why: barked.append(why))

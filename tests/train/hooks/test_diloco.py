@@ -14,7 +14,6 @@ from train.data.mixture import Gap
 from train.diloco.roll_call import gives_way
 from train.faults import recovery
 from train.hooks.diloco import DiLoCo
-from train.job import Job
 
 
 @pytest.fixture
@@ -24,7 +23,7 @@ def job(tiny, tmp_path):
     return make_job(c, tmp_path, DiLoCo(), step=0)
 
 
-def join(job: Job, every: int, fragments: int, delay: int = 0) -> tuple[DiLoCo, Alone]:
+def join(job, every, fragments, delay=0):
     """The job's hook, from here on at a site that exchanges so often."""
     config = dataclasses.replace(
         job.config, sync_every=every, sync_fragments=fragments, sync_delay=delay
@@ -34,7 +33,7 @@ def join(job: Job, every: int, fragments: int, delay: int = 0) -> tuple[DiLoCo, 
     return hook, site
 
 
-def goes_on(job: Job, last_step: int) -> None:
+def goes_on(job, last_step):
     """Steps until the run is through, as train() takes them; a step that is made again counts again."""
     job.config = job.config.replace(max_steps=last_step)
     assert job.config.last_step == last_step and job.config.batch_windows == 16
@@ -66,13 +65,13 @@ def test_sites_that_saved_at_other_times_make_as_many_exchanges(
     assert site.exchanges == before + 2 + fragments - 1 and job.gaps == ()
 
 
-def goes_on_to(job: Job, step: int) -> None:
+def goes_on_to(job, step):
     while job.step < step:
         job.step += 1
         job.hooks[0].between_steps(job, {"stop"})  # so that it does not finish
 
 
-def rollbacks(job: Job) -> list[int]:
+def rollbacks(job):
     return [r["step"] for r in read_records(job.paths.metrics) if r["event"] == "rollback"]
 
 
@@ -122,7 +121,7 @@ def test_a_checkpoint_stands_where_it_was_taken_or_in_another_rhythm(job, monkey
     assert taken == [(21, 4, -9), (21, 2, 0), (21, 2, 0)] and hook.kept == ({}, {})
 
 
-def shift(site: Alone) -> None:
+def shift(site):
     """Change all weights, as a step does."""
     with torch.no_grad():
         for weight in site.model.parameters():
@@ -189,7 +188,7 @@ def test_steps_that_a_site_has_missed_are_recorded_and_kept(job):
     ahead.exchange(8)
     ahead.step = 16
 
-    def heal() -> None:
+    def heal():
         site.take_over(ahead.hand_over())
         site.manager.count = 1
 

@@ -7,7 +7,7 @@ import pytest
 from train.hooks.stragglers import AGAIN, STEPS, Stragglers
 
 
-def found(times: list[float], steps: int = STEPS) -> list[dict]:
+def found(times, steps=STEPS):
     stragglers = Stragglers([f"host{rank // 2}" for rank in range(len(times))])
     answers = [stragglers.find(step, times) for step in range(1, steps + 1)]
     return [answer for answer in answers if answer]
