@@ -120,14 +120,15 @@ class Process:
 
 def main(training: Training = Training()) -> int:  # noqa: B008 (it has no state)
     """Run to an exit code. Whatever goes wrong is said in one sentence, and in full where it is a fault of ours."""
-    prepare_process()
     process = Process(Interrupt())
     process.interrupt.before_end = process.end_at_once
+    prepare_process()
     if parent_is_gone():
         return OTHER.code
     try:
         code, reason = run(process, training), ""
     except Exception as error:
+        process.interrupt.training = True  # from here on a signal is not why it ends
         code, reason = explain(process, error)
     end_attempt(process, code, reason)
     return code

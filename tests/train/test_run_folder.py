@@ -94,23 +94,6 @@ def test_a_secret_is_found_nowhere_in_the_folder_nor_in_what_is_said(said_and_ru
     assert not [path for path in files if SECRET.encode() in path.read_bytes()]
 
 
-def test_a_record_that_is_removed_during_training_begins_anew_and_the_run_is_done(tmp_path, data):
-    removes = (
-        "import os; from train import loop, main; f = loop.lr_at; n = [0]\n"
-        "def rate(*a):\n    n[0] += 1\n"
-        f"    if n[0] == 20: os.remove({str(tmp_path / 'run' / 'metrics.jsonl')!r})\n    return f(*a)\n"
-        "loop.lr_at = rate; raise SystemExit(main.main())"
-    )
-    out = train(environment(tmp_path, data), command=[sys.executable, "-c", removes])
-    gap, *rest = read_records(tmp_path / "run" / "metrics.jsonl")
-    assert (gap["event"], gap["reason"]) == ("gap", "record removed")
-    steps = [record["step"] for record in rest if record["event"] == "step"]
-    assert steps == list(range(gap["step"], 41))
-    assert 10 < gap["step"] < 30
-    assert rest[-1]["event"] == "end"
-    assert rest[-1]["goodput"]["training"] > 0
-    assert "was removed, replaced or cut, and what it had is gone" in out
-    assert "goodput " in out
 
 
 def test_a_record_that_is_removed_or_damaged_between_two_starts_is_reported_at_the_second(
