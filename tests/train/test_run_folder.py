@@ -94,8 +94,6 @@ def test_a_secret_is_found_nowhere_in_the_folder_nor_in_what_is_said(said_and_ru
     assert not [path for path in files if SECRET.encode() in path.read_bytes()]
 
 
-
-
 def test_a_record_that_is_removed_or_damaged_between_two_starts_is_reported_at_the_second(
     tmp_path, data
 ):
