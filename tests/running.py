@@ -1,9 +1,6 @@
 """Starting the trainer as a user's shell does, or as quickly as can be, and reading what it left behind."""
 
-import functools
-import itertools
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -20,9 +17,6 @@ from tests.conftest import TINY
 from tests.constants import MODULES, SITE, constants
 from tests.faults import inject
 from tests.processes import run_trainer
-from train import loop
-from train.checkpoint import checkpoint, find
-from train.evaluate import validation
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -110,51 +104,6 @@ def is_for_a_copy(command: list[str], env: dict[str, str]) -> bool:
             for name, value in env.items()
             if name.startswith(OF_IMPORTING)
         )
-    )
-
-
-def train_and_kill(
-    env: dict[str, str], point: str, n: int, once: tuple[Path, str] | None = None
-) -> None:
-    """Run the trainer until it kills itself, as kill -9 does, at the n-th time that it comes to a point, and once a
-    file has a text."""
-    found, said = run_trainer(
-        ["-m", "train.main"], env, before=functools.partial(dies_at, point, n, once)
-    )
-    assert found == -signal.SIGKILL, said
-
-
-def dies_at(point: str, n: int, once: tuple[Path, str] | None) -> None:
-    """In the trainer's process, before it begins: what kills it at that point."""
-
-    def die() -> None:
-        if once:
-            wait_for(*once)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def at(when: str, count: int, module: Any, name: str) -> None:
-        function, calls = getattr(module, name), itertools.count(1)
-
-        def wrapped(*args: Any, **more: Any) -> Any:
-            due = next(calls) == count
-            if due and when == "before":
-                die()
-            found = function(*args, **more)
-            if due:
-                die()
-            return found
-
-        setattr(module, name, wrapped)
-
-    at(
-        *{
-            "in a step": ("behind", n, loop, "train_step"),
-            "before files": ("before", n, dcp, "save"),
-            "before the manifest": ("before", n, checkpoint, "commit"),
-            "before the rename": ("behind", n, checkpoint, "write_whole"),
-            "before pruning": ("before", n, find, "prune"),
-            "in an evaluation": ("behind", n, validation.Evaluator, "padded"),
-        }[point]
     )
 
 

@@ -17,19 +17,10 @@ from tests.running import (
     slow_steps,
     tensors,
     train,
-    train_and_kill,
     wait_for,
 )
 
 CHANGING = (".lock", "train.log", "STATUS.json")  # files of a run that each start writes
-KILLS = [
-    ("in a step", 7),
-    ("before files", 1),
-    ("before the manifest", 1),
-    ("before the rename", 1),
-    ("before pruning", 2),
-    ("in an evaluation", 2),
-]
 
 
 @pytest.fixture(scope="module")
@@ -39,31 +30,6 @@ def undisturbed(tmp_path_factory, data):
     assert "step=40/40" in out
     assert "bits per byte" in out
     return folder / "run"
-
-
-@pytest.mark.slow
-@pytest.mark.fault(1, 2)
-def test_killed_at_every_kind_of_moment_it_ends_the_same(tmp_path, data, undisturbed):
-    env = environment(tmp_path, data, SAVE_EVERY=8, EVAL_EVERY=12, KEEP_LAST=9)
-    for point, n in KILLS:
-        train_and_kill(env, point, n)
-    out = train(env)
-    assert "resumed from step_" in out
-    run = tmp_path / "run"
-    assert losses(run) == losses(undisturbed)
-    assert len(losses(run)) == 40
-    assert same(tensors(run, 40), tensors(undisturbed, 40))
-    assert not list((run / "checkpoints").glob("*tmp*"))
-    attempts = json.loads((run / "config.json").read_text())["attempts"]
-    assert len(attempts) == len(KILLS) + 1
-    assert [a["step"] for a in attempts[:3]] == [0, 0, 0]
-    assert attempts[-1]["step"] == 16
-    # one may be there twice: a kill in a save may come later than an evaluation behind it
-    assert {r["step"] for r in events(run, "eval")} == {12, 24, 36, 40}
-    assert len(events(run, "resume")) == 2
-    assert len(events(run, "end")) == 1
-    *_, last = (run / "metrics.jsonl").read_text().splitlines()
-    assert json.loads(last)["event"] == "end"
 
 
 @pytest.mark.fault(4)
