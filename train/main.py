@@ -199,8 +199,7 @@ def explain(process: Process, error: Exception) -> tuple[int, str]:
     job = process.job
     if job is None or not is_out_of_memory(error):
         return OTHER.code, f"{type(error).__name__}: {first_line(error)}"
-    is_evaluating = job.status.facts.get("phase") == "evaluating"
-    reason = f"out of memory: {memory_advice(job.config, job.world, is_evaluating)}"
+    reason = f"out of memory: {memory_advice(job.config, job.world)}"
     log.error("%s", reason)
     return OTHER.code, reason
 

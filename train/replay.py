@@ -75,14 +75,10 @@ def find_refused(config: Config, paths: RunPaths) -> list[dict[str, Any]]:
 
 
 def choose_checkpoint(step: int, paths: RunPaths) -> int | None:
-    """Return the newest checkpoint before a step, or the oldest of all and say so; None if there is none."""
+    """Return the newest checkpoint before a step, or the oldest of all; None if there is none."""
     steps = committed(paths.checkpoints)
     earlier = [saved for saved in steps if saved < step]
-    if earlier:
-        return max(earlier)
-    if steps:
-        log.info("no checkpoint from before step %d is left: these weights are later ones", step)
-    return min(steps, default=None)
+    return max(earlier) if earlier else min(steps, default=None)
 
 
 def open_loader(trained: Trained, world: World) -> Loader:

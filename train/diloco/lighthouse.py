@@ -66,19 +66,11 @@ def serve(c: Config, port: int, over: threading.Event) -> None:
         raise SettingsError(
             [
                 f"LIGHTHOUSE={c.lighthouse or DEFAULT}: ports {port} and {port + 1} cannot be listened on "
-                f"here ({str(error).splitlines()[0]}); end what does, or choose another for all sites, "
-                f"for example LIGHTHOUSE={c.lighthouse.rpartition(':')[0] or '10.0.0.5'}:{port + 10}"
+                f"here ({str(error).splitlines()[0]}); end what does, or choose others for all sites, "
+                f"such as {port + 10} and {port + 11}"
             ]
         ) from None
-    log.info(
-        "lighthouse on port %d, desk on port %d: an exchange takes %d site%s at least, and waits %d s for one "
-        "that is up and not there (MIN_SITES)",
-        port,
-        port + 1,
-        c.min_sites,
-        "s" * (c.min_sites > 1),
-        timeouts.SITE_WAIT_S,
-    )
+    log.info("lighthouse on port %d, desk on port %d, MIN_SITES=%d", port, port + 1, c.min_sites)
     if secret := run_secret.describe_file(c, sys.stdout.isatty()):
         log.info("%s", secret)
     over.wait()

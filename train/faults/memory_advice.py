@@ -26,17 +26,12 @@ def refuse_out_of_memory(describe: Callable[[], str]) -> Iterator[None]:
         raise SettingsError([describe()]) from error
 
 
-def memory_advice(config: Config, world: World, evaluating: bool = False) -> str:
-    """Say what to change if a step does not fit into memory, or a batch of an evaluation."""
+def memory_advice(config: Config, world: World) -> str:
+    """Say what to change if a step does not fit into memory."""
     now = config.micro_batch(world.size * config.replicas)
     share = config.batch_windows // (world.size * config.replicas)
     fitting = [size for size in range(1, now // 2 + 1) if share % size == 0]
     smaller = max(fitting, default=None)
-    if evaluating and smaller:
-        return (
-            f"MICRO_BATCH_SIZE={now}: {now} windows of held-out text at once do not fit into "
-            f"{describe_memory(world)}; set MICRO_BATCH_SIZE={smaller}"
-        )
     ways = []
     if smaller:
         ways.append(f"MICRO_BATCH_SIZE={smaller} (the batch stays as it is, in more parts)")

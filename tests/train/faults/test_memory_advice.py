@@ -78,15 +78,6 @@ def test_of_a_fine_tuning_those_of_its_model_too(changes, named, unnamed):
     )
 
 
-def test_in_an_evaluation_its_own_batch_is_named_first():
-    c = dataclasses.replace(TUNED, micro_batch_size=8, batch_tokens=8 * TUNED.seq_len)
-    said = memory_advice(c, world(1), evaluating=True)
-    assert "8 windows of held-out text" in said and said.endswith("set MICRO_BATCH_SIZE=4")
-    assert "held-out" not in memory_advice(c, world(1))
-    c = dataclasses.replace(c, micro_batch_size=1)
-    assert "LORA_RANK=16" in memory_advice(c, world(1), evaluating=True)
-
-
 def test_weights_that_do_not_fit_need_other_settings_than_a_step_does():
     text = loading_advice(dataclasses.replace(TUNED, parallel="ddp"), world(1), 3 * 2**30)
     assert (
