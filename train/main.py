@@ -19,10 +19,7 @@ from hardware.out_of_memory import is_out_of_memory
 from record import goodput, metrics, status
 from record.exit_codes import (
     BAD_DATA,
-    BAD_SETTING,
     DONE,
-    NO_PROGRESS,
-    NODES_MISSING,
     OTHER,
     STOPPED,
 )
@@ -62,19 +59,19 @@ from train.tune import log_choices
 log = logging.getLogger(__name__)
 
 LEAVE_S = 60  # seconds for the processes to part
-# Errors that end an attempt by a sentence, without a traceback.
-CODES_OF_ERRORS: dict[type[Exception], int] = {
-    SettingsError: BAD_SETTING,
-    PeersMissing: NODES_MISSING,
-    GuardError: NO_PROGRESS,
-    DataError: BAD_DATA,
-    TokenizerError: BAD_DATA,
-    CorpusError: BAD_DATA,
-    CheckpointError: BAD_DATA,
-    ForeignError: BAD_DATA,
-    RunFolderError: BAD_DATA,
-    PeersDiffer: BAD_DATA,
-}
+# Errors that end an attempt by a sentence, without a traceback; with BAD_DATA unless they have an exit code.
+EXPECTED_ERRORS = (
+    SettingsError,
+    PeersMissing,
+    GuardError,
+    DataError,
+    TokenizerError,
+    CorpusError,
+    CheckpointError,
+    ForeignError,
+    RunFolderError,
+    PeersDiffer,
+)
 
 
 class Training:
@@ -87,7 +84,7 @@ class Training:
         return Config.load()
 
     def resolve_from_data(self, config: Config, world: World) -> Config:
-        """Add what only the data decide. Raises one of CODES_OF_ERRORS."""
+        """Add what only the data decide. Raises one of EXPECTED_ERRORS."""
         return config
 
     def build_job(self, attempt: Attempt) -> Job:
@@ -186,10 +183,9 @@ def end_training(job: Job, is_done: bool) -> None:
 
 def explain(process: Process, error: Exception) -> tuple[int, str]:
     """Say why the attempt failed. Returns the exit code and the reason."""
-    for kind, code in CODES_OF_ERRORS.items():
-        if isinstance(error, kind):
-            log.error("%s", error)
-            return getattr(error, "exit_code", code), str(error)
+    if isinstance(error, EXPECTED_ERRORS):
+        log.error("%s", error)
+        return getattr(error, "exit_code", BAD_DATA), str(error)
     if isinstance(error, RunIsOver):
         log.info("%s", error)
         if process.status:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from record.exit_codes import NODES_MISSING
 from settings import SettingsError
 from settings.checks import check_sharding, explain, find_batch_problem
 from settings.config import Config
@@ -31,6 +32,8 @@ log = logging.getLogger(__name__)
 
 class PeersMissing(Exception):
     """Not all processes of the run came together. The message says what to look at."""
+
+    exit_code = NODES_MISSING
 
 
 class PeersDiffer(Exception):

@@ -16,6 +16,8 @@ from collections import deque
 from statistics import median
 from typing import Any
 
+from record.exit_codes import NO_PROGRESS
+
 WINDOW = 128  # steps
 ARMED_FROM = 32  # steps in the window before spikes are looked for
 NORMAL = 1.4826  # median distance from the median -> standard deviation
@@ -31,6 +33,8 @@ LOOK_BACK = 100  # steps whose samples a rollback passes over: those before a sp
 
 class GuardError(Exception):
     """The run does not get over a place where its steps are refused; the message says what to do."""
+
+    exit_code = NO_PROGRESS
 
 
 @dataclasses.dataclass

@@ -36,6 +36,7 @@ LOOK_S = 0.25  # how often the thread looks
 SIGN_S = 1.0  # how often it tells stuck_python.py that it does
 LATE_S = 2.0  # a look that comes so much too late: perhaps the process was stopped
 KEEPER_S = 3.0  # for stuck_python.py to say for how long, and to end
+THREAD = re.compile(r"^(?:Current thread|Thread) .*$", re.MULTILINE)
 FRAME = re.compile(r'  File "(.+)", line (\d+) in (.+)')
 
 
@@ -165,7 +166,7 @@ class Watchdog:
             self.rank,
             self.host,
             why,
-            place(self.folder / f"rank_{self.rank}.txt") or "where it stands is not known",
+            place(main_stack(self.folder / f"rank_{self.rank}.txt")),
         )
         # Whoever ends breaks the others' connections.
         time.sleep(GATHER_S if self.rank == 0 else 2 * GATHER_S)
@@ -180,63 +181,52 @@ class Watchdog:
         os._exit(HUNG)
 
 
-def main_stack(path: Path) -> list[tuple[str, int, str]]:
+def main_stack(path: Path) -> list[tuple[str, str, str]]:
     """(file, line, function) of the main thread in a file of stacks, innermost first; [] if there is none."""
-    try:
-        blocks = re.split(
-            r"^(?:Current thread|Thread) .*$",
-            path.read_text(encoding="utf-8", errors="replace"),
-            flags=re.MULTILINE,
-        )
-    except OSError:
-        return []
-    # the main thread is the oldest, and listed last
-    return (
-        [(file, int(line), function) for file, line, function in FRAME.findall(blocks[-1])]
-        if blocks[1:]
-        else []
-    )
+    with contextlib.suppress(OSError):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        _, *blocks = THREAD.split(text)
+        if blocks:
+            return FRAME.findall(blocks[-1])  # the main thread is the oldest, and listed last
+    return []
 
 
-def place(path: Path) -> str:
-    """Where a process stands, in words: the innermost line of ours, and what it called there; "" if not known."""
-    stack = main_stack(path)
+def place(stack: list[tuple[str, str, str]]) -> str:
+    """Where a process stands, in words: the innermost line of ours, and what it called there."""
     if not stack:
-        return ""
-    ours = next(
-        (frame for frame in stack if "/train/" in frame[0] and "site-packages" not in frame[0]),
-        stack[0],
-    )
+        return "where it stands is not known"
+    ours = stack[0]
+    for frame in reversed(stack):
+        if "/train/" in frame[0] and "site-packages" not in frame[0]:
+            ours = frame
     text = "it is at {}:{} in {}".format(*ours)
-    return (
-        text if ours == stack[0] else f"{text}, inside {stack[0][2]} ({stack[0][0]}:{stack[0][1]})"
-    )
+    if ours != stack[0]:
+        text += ", inside {2} ({0}:{1})".format(*stack[0])
+    return text
 
 
-def waits(path: Path) -> bool:
+def waits(stack: list[tuple[str, str, str]]) -> bool:
     """Whether a process only waits for others, as far as its innermost line shows."""
-    stack = main_stack(path)
-    inner = stack[0] if stack else ("", 0, "")
-    return "torch/distributed" in inner[0] or inner[2] in (
-        "_engine_run_backward",
-        "read_numbers",
-        "sum_over_ranks",
-    )
+    if not stack:
+        return False
+    file, _, function = stack[0]
+    calls = ("_engine_run_backward", "read_numbers", "sum_over_ranks")
+    return "torch/distributed" in file or function in calls
 
 
 def report(folder: Path) -> list[str]:
     """A line for each rank that left its stacks, those first that did not merely wait for others."""
-    paths = [path for path in folder.glob("rank_*.txt") if path.stat().st_size]
-    paths.sort(key=lambda path: (waits(path), int(path.stem.removeprefix("rank_"))))
     lines = []
-    for path in paths:
+    for path in folder.glob("rank_*.txt"):
+        if path.stat().st_size == 0:
+            continue
         head = path.read_text(encoding="utf-8", errors="replace").split("\n", 1)[0]
         rank = path.stem.replace("_", " ")
         who = head if head.startswith(rank) else f"{rank}: stuck, and with it Python itself"
-        lines.append(
-            f"{'waits for others' if waits(path) else 'HANGS'}: {who}; {place(path)} ({path})"
-        )
-    return lines
+        stack = main_stack(path)
+        what = "waits for others" if waits(stack) else "HANGS"
+        lines.append(f"{what}: {who}; {place(stack)} ({path})")
+    return sorted(lines)
 
 
 def put_away(folder: Path) -> list[str]:
