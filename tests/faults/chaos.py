@@ -64,15 +64,13 @@ class Wrong(Exception):
 class Run:
     """One run that is struck until it is done."""
 
-    def __init__(
-        self, folder: Path, data: dict[str, str], plan: tuple[int, ...], rng: random.Random
-    ):
+    def __init__(self, folder, data, plan, rng):
         folder.mkdir()
         self.folder, self.data, self.plan, self.rng = folder, data, plan, rng
         self.run, self.blows = folder / "run", Counter[str]()
         self.starts, self.process = 0, None
 
-    def start(self) -> None:
+    def start(self):
         env = environment(
             self.folder, self.data, NPROC=self.rng.choice(self.plan), MAX_RESTARTS=20, **SETTINGS
         )
@@ -87,7 +85,7 @@ class Run:
             )
         self.starts += 1
 
-    def strike(self) -> None:
+    def strike(self):
         """One blow, to whatever of the run is there."""
         blow = self.rng.choice(BLOWS)
         ranks, agents = [], []
@@ -119,7 +117,7 @@ class Run:
                 continue
             self.blows[f"SIGKILL to {blow}"] += 1
 
-    def go_on(self, until: float) -> bool:
+    def go_on(self, until):
         """One turn of waiting and striking; whether the run is done. until: no blow falls after that."""
         if self.process is None:
             self.start()
@@ -137,7 +135,7 @@ class Run:
             raise Wrong(f"it ended with code {code}, which no cluster would start again")
         return code == 0
 
-    def verify(self, expected: dict[int, tuple[float, float]]) -> str:
+    def verify(self, expected):
         """All that must hold of a run that is done. Returns what it went through."""
         deadline = time.monotonic() + 15
         while left := processes(self.folder):
@@ -180,7 +178,7 @@ class Run:
         )
 
 
-def references(folder: Path, data: dict[str, str]) -> dict[int, dict[int, tuple[float, float]]]:
+def references(folder, data):
     """Processes -> losses of a run that was left alone."""
     found = {}
     for nproc in sorted({n for plan in PLANS for n in plan}):
@@ -190,7 +188,7 @@ def references(folder: Path, data: dict[str, str]) -> dict[int, dict[int, tuple[
     return found
 
 
-def chaos(folder: Path, minutes: float, seed: int) -> None:
+def chaos(folder, minutes, seed):
     began = told = time.monotonic()
     data = make_data(folder / "data")
     expected, until, number, total = (
@@ -245,7 +243,7 @@ def chaos(folder: Path, minutes: float, seed: int) -> None:
     )
 
 
-def main() -> int:
+def main():
     minutes = float(os.environ.get("CHAOS_MINUTES") or 10)
     seed = int(os.environ.get("CHAOS_SEED") or time.time())
     folder = Path(tempfile.mkdtemp(prefix="chaos-"))

@@ -3,8 +3,6 @@
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -25,7 +23,7 @@ def shared(tmp_path_factory):
 
 
 @contextlib.contextmanager
-def made_once(folder: Path) -> Iterator[bool]:
+def made_once(folder):
     """Whether the caller is to fill this folder; the others wait until it has."""
     folder.mkdir(exist_ok=True)
     with open(folder / ".making", "a+") as lock:
@@ -44,7 +42,7 @@ def data(shared):
     return {"DATA_DIR": str(folder / "tiny"), "TOKENIZER": str(folder / "tiny" / "tokenizer.json")}
 
 
-def reference(folder: Path, data: dict[str, str], nproc: int) -> Path:
+def reference(folder, data, nproc):
     with made_once(folder) as mine:
         if mine:
             train(environment(folder, data, NPROC=nproc, **STEPS), command=LAUNCH)

@@ -12,10 +12,8 @@ import json
 import threading
 import time
 import urllib.parse
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 REPOSITORY = "GBaker/MedQA-USMLE-4-options"
@@ -46,16 +44,16 @@ class Hub(http.server.ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, repositories: dict[str, Repository]):
+    def __init__(self, repositories):
         super().__init__(("127.0.0.1", 0), Handler)
         self.repositories, self.requests = repositories, list[str]()
         self.lock = threading.Lock()
 
     @property
-    def url(self) -> str:
+    def url(self):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
-    def environment(self, folder: Path) -> dict[str, str]:
+    def environment(self, folder):
         """What leads the hub's client here, with a cache of its own."""
         return {
             "HF_ENDPOINT": self.url,
@@ -69,7 +67,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: Hub
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         url = urllib.parse.urlsplit(self.path)
         path, query = urllib.parse.unquote(url.path).strip("/"), urllib.parse.parse_qs(url.query)
@@ -115,7 +113,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     do_HEAD = do_POST = do_GET
 
-    def entry(self, name: str) -> dict[str, Any]:
+    def entry(self, name):
         """A file as the hub describes it, with true sizes and hashes."""
         content = self.repository.files[name]
         blob = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
@@ -128,7 +126,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             }
         return entry
 
-    def tree(self, under: str, recursive: bool) -> list[dict[str, Any]]:
+    def tree(self, under, recursive):
         """What lies in a folder of the repository."""
         start = f"{under}/" if under else ""
         names = [name for name in self.repository.files if name.startswith(start)]
@@ -140,12 +138,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
             {"type": "directory", "path": name, "oid": "0" * 40} for name in sorted(folders)
         ] + [self.entry(name) for name in files]
 
-    def about(self, content: Any) -> None:
+    def about(self, content):
         self.misbehave(
             json.dumps(content).encode(), {"Content-Type": "application/json"}, at="about"
         )
 
-    def file(self, content: bytes, entry: dict[str, Any]) -> None:
+    def file(self, content, entry):
         etag = entry.get("lfs", entry)["oid"]
         self.misbehave(
             content,
@@ -158,7 +156,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             at="file",
         )
 
-    def is_bad(self, at: str) -> bool:
+    def is_bad(self, at):
         """Whether this answer is to be a bad one; a file is bad when it is read, or asked for its size by "head"."""
         if self.repository.manner.partition(" ")[2] != (
             f"head {at}" if self.command == "HEAD" else at
@@ -168,7 +166,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.repository.bad_times -= 1
             return self.repository.bad_times >= 0
 
-    def misbehave(self, content: bytes, headers: dict[str, str], at: str) -> None:
+    def misbehave(self, content, headers, at):
         """Answer, well or in the repository's manner."""
         if not self.is_bad(at):
             return self.send(200, content, headers)
@@ -199,7 +197,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             time.sleep(600)
         raise AssertionError(f"no such manner: {manner}")
 
-    def send(self, code: int, content: bytes, headers: dict[str, str]) -> None:
+    def send(self, code, content, headers):
         self.send_response(code)
         for name, value in ({"Content-Length": str(len(content))} | headers).items():
             self.send_header(name, value)
@@ -211,7 +209,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def questions(count: int = 60) -> bytes:
+def questions(count=60):
     rows = [
         {
             "question": f"Which bone is number {i} of those in the hand and the wrist?",
@@ -225,12 +223,7 @@ def questions(count: int = 60) -> bytes:
 
 
 @contextmanager
-def hub(
-    manner: str = "good",
-    bad_times: int = 1000,
-    files: dict[str, bytes] | None = None,
-    repositories: dict[str, Repository] | None = None,
-) -> Iterator[Hub]:
+def hub(manner="good", bad_times=1000, files=None, repositories=None):
     """A hub for as long as the block runs: with these data sets, or with one in that manner."""
     one = {REPOSITORY: Repository(files or {"train.jsonl": questions()}, manner, bad_times)}
     running = Hub(one if repositories is None else repositories)

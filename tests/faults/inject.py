@@ -68,7 +68,7 @@ def faulty(env: dict[str, str], folder: Path, *faults: Fault) -> dict[str, str]:
     }
 
 
-def processes(folder: Path) -> list[tuple[int, str]]:
+def processes(folder):
     """(pid, command line) of all processes that train in this folder, or were started by those that do."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
@@ -87,34 +87,34 @@ def processes(folder: Path) -> list[tuple[int, str]]:
 # ---------------------------------------------------------------------------------------------------
 
 
-def no_memory(_: float) -> None:
+def no_memory(_):
     import torch
 
     raise torch.OutOfMemoryError("tried to allocate 80.00 GiB")
 
 
-def no_room(_: float) -> None:
+def no_room(_):
     raise OSError(28, "No space left on device")
 
 
-def fail(_: float) -> None:
+def fail(_):
     raise Injected("injected")
 
 
-def sleep_with_the_lock(seconds: float) -> None:
+def sleep_with_the_lock(seconds):
     """As C code does that is stuck: no other thread of Python runs, and no signal ends it."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     # Of a pipe in which nothing comes: a signal would end a sleep.
     ctypes.PyDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1)
 
 
-def until_told(_: float) -> None:
+def until_told(_):
     """Until this process has been told to stop; in "numbers" that is heard behind the step after this one."""
     while Now.job.interrupt.asked is None:
         time.sleep(0.05)
 
 
-def wait_for_the_save(_: float) -> None:
+def wait_for_the_save(_):
     """Until the checkpoint that is written beside training is there, or has failed, on all ranks."""
     for thread in threading.enumerate():
         if (
@@ -123,7 +123,7 @@ def wait_for_the_save(_: float) -> None:
             thread.join()
 
 
-def sleep_when_waited_for(seconds: float) -> None:
+def sleep_when_waited_for(seconds):
     """In the producer: until training says that it has no data, and then for so long."""
     log = Path(os.environ["RUNS_DIR"], os.environ["RUN_NAME"], "train.log")
     known = log.stat().st_size if log.exists() else 0  # of waits that are over
@@ -132,7 +132,7 @@ def sleep_when_waited_for(seconds: float) -> None:
     time.sleep(seconds)
 
 
-def set_clock(seconds: float) -> None:
+def set_clock(seconds):
     """As a time server does that finds the clock wrong."""
     real = time.time
     time.time = lambda: real() + seconds
@@ -165,7 +165,7 @@ class Now:
     calls: dict[int, int] = {}  # noqa: RUF012 (there is one)
 
 
-def is_due(fault: Fault, number: int) -> bool:
+def is_due(fault, number):
     """Whether it happens at this call, which is counted."""
     if fault.rank is not None and fault.rank != int(os.environ.get("RANK", 0)):
         return False
@@ -192,14 +192,14 @@ def is_due(fault: Fault, number: int) -> bool:
     return True
 
 
-def learning() -> bool:
+def learning():
     """Whether a step is made, and not an evaluation or the rehearsal of a step."""
     import torch
 
     return torch.is_grad_enabled() and Now.training
 
 
-def wrap(function: Callable, faults: list[tuple[int, Fault]], when: str) -> Callable:
+def wrap(function, faults, when):
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         if hasattr(args[0] if args else None, "seals"):
             Now.step = len(args[0].seals)  # in the producer: of the source whose shards are made
@@ -208,7 +208,7 @@ def wrap(function: Callable, faults: list[tuple[int, Fault]], when: str) -> Call
         result = function(*args, **kwargs)
         return act(result) if when == "behind" else result
 
-    def act(result: Any) -> Any:
+    def act(result):
         for number, fault in faults:
             if is_due(fault, number):
                 done = ACTIONS[fault.do](fault.value)
@@ -219,7 +219,7 @@ def wrap(function: Callable, faults: list[tuple[int, Fault]], when: str) -> Call
     return wrapped
 
 
-def follow_steps() -> None:
+def follow_steps():
     """Keep Now as the trainer goes on."""
     from train import loop
     from train.data.batch import Loader
@@ -241,7 +241,7 @@ def follow_steps() -> None:
     loop.train = train
 
 
-def install(producer: bool = False) -> None:
+def install(producer=False):
     """Put the faults that the environment names where they belong, in the trainer or in its producer of data."""
     import importlib
 

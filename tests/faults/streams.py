@@ -5,9 +5,7 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -27,7 +25,7 @@ SETTINGS = {
 }
 
 
-def make_sources(folder: Path, long: int = 80, short: int = 16) -> Path:
+def make_sources(folder, long=80, short=16):
     """A folder that declares two sources of so many documents, of 40 words each: about seven are a shard."""
     rng, words = (
         np.random.default_rng(3),
@@ -57,7 +55,7 @@ def settings(folder: Path, sources: Path, tokenizer: str, **more: object) -> dic
     return environment(folder, where, **(SETTINGS | {"DATA_STREAM": 1} | more))
 
 
-def declare_in(data_dir: Path, sources: Path) -> None:
+def declare_in(data_dir, sources):
     """Have DATA_DIR declare the sources of a folder."""
     data_dir.mkdir(parents=True, exist_ok=True)
     if not (data_dir / "sources").exists():
@@ -80,7 +78,7 @@ def prepare(env: dict[str, str], *what: str) -> str:
     return done.stdout
 
 
-def steps(folder: Path) -> list[Mapping[str, Any]]:
+def steps(folder):
     """The records of a run's steps, as it finally has them."""
     return list(keep_final_steps(record_reader.read_records(folder / "run" / "metrics.jsonl")))
 
@@ -98,7 +96,7 @@ class Disk:
     gone: set[str] = dataclasses.field(default_factory=set)
     came_back: set[str] = dataclasses.field(default_factory=set)
 
-    def __enter__(self) -> "Disk":
+    def __enter__(self):
         self.over = threading.Event()
         self.thread = threading.Thread(target=self.watch, daemon=True)
         self.thread.start()
@@ -108,7 +106,7 @@ class Disk:
         self.over.set()
         self.thread.join()
 
-    def watch(self) -> None:
+    def watch(self):
         while not self.over.wait(0.01):
             sizes = {}
             for path in self.folder.rglob("train_*.bin"):

@@ -115,7 +115,10 @@ def test_a_run_without_checkpoints_cannot_be_trained_further(tmp_path, data):
     out = train(env, command=[sys.executable, "-c", TO_THE_END, str(tmp_path / "run")])
     assert "held to the end: True" in out
     assert saved_steps(tmp_path / "run") == []
+    record = tmp_path / "run" / "metrics.jsonl"
+    before = record.read_bytes()
     out = train(env)
+    assert record.read_bytes() == before
     assert "run run is done: 2 of 2 steps" in out
     assert "train another" in out
     assert "train it further" not in out

@@ -1,7 +1,6 @@
 """A disk that loses, when the power fails, whatever nobody has synced, and that can be full or slow."""
 
 import os
-import random
 import threading
 from pathlib import Path
 
@@ -9,7 +8,7 @@ from pathlib import Path
 class Disk:
     """What of a folder would be there after a power failure."""
 
-    def __init__(self, root: Path, choose: random.Random):
+    def __init__(self, root, choose):
         self.root = root
         self.choose = choose
         # inode -> what was synced: a file's content, or a folder's names and their inodes
@@ -20,12 +19,12 @@ class Disk:
         self.may_write = threading.Event()  # a save waits for it, but not for long
         self.may_write.set()
 
-    def install(self, patch) -> None:
+    def install(self, patch):
         usage = type("Usage", (), {"free": 2**40})
         patch.setattr(os, "fsync", self.fsync)
         patch.setattr("shutil.disk_usage", lambda _: (self.may_write.wait(0.1), usage)[1])
 
-    def fsync(self, descriptor: int) -> None:
+    def fsync(self, descriptor):
         self.full_in -= 1
         if self.full_in < 0:
             raise OSError(28, "No space left on device")
@@ -40,17 +39,17 @@ class Disk:
             else path.read_bytes()
         )
 
-    def change(self, path: Path, content: bytes) -> None:
+    def change(self, path, content):
         """Damage a file, as disks do."""
         path.write_bytes(content)
         self.synced[path.stat().st_ino] = content
 
-    def lose_power(self, into: Path) -> None:
+    def lose_power(self, into):
         """Make the folder as the disk has it: of a file that was not synced, a part of its content at most."""
         synced = self.image or self.synced
         paths = {path.stat().st_ino: path for path in [self.root, *self.root.rglob("*")]}
 
-        def restore(inode: int, path: Path) -> None:
+        def restore(inode, path):
             content = synced.get(inode)
             cached = paths.get(inode, path)
             if isinstance(content, bytes):
@@ -71,6 +70,6 @@ class Disk:
             self.fsync(descriptor)
             os.close(descriptor)
 
-    def close(self) -> None:
+    def close(self):
         for descriptor in self.open:
             os.close(descriptor)

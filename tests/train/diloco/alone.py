@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from settings.config import Config
 from train.diloco.outer_step import Fragment, divide
 from train.diloco.site import Site
 from train.optim import build_optimizer
@@ -20,33 +19,33 @@ class Mean:
         others: the sum of what the others have changed, for each of this site's sums in turn.
     """
 
-    def __init__(self, sites: int = 1, others: list[torch.Tensor] | None = None):
+    def __init__(self, sites=1, others=None):
         self.sites = sites
         self.others = list(others or [])
         self.failing: list[bool] = []  # whether the next exchanges fail
         self.count = 0
 
-    def start_quorum(self) -> None:
+    def start_quorum(self):
         pass
 
-    def num_participants(self) -> int:
+    def num_participants(self):
         return self.sites
 
-    def current_step(self) -> int:
+    def current_step(self):
         return self.count
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def load_state_dict(self, state):
         self.count = state["step"]
 
-    def allreduce(self, tensor: torch.Tensor) -> Any:
-        def wait() -> None:
+    def allreduce(self, tensor):
+        def wait():
             if self.others:
                 tensor.add_(self.others.pop(0))
             tensor.div_(self.sites)
 
         return SimpleNamespace(wait=wait)
 
-    def should_commit(self) -> bool:
+    def should_commit(self):
         fails = bool(self.failing) and self.failing.pop(0)
         self.count += not fails
         return not fails
@@ -57,7 +56,7 @@ class Blocks(nn.Module):
 
     compiled = False
 
-    def __init__(self, blocks: int):
+    def __init__(self, blocks):
         super().__init__()
         self.embed_tokens = nn.Parameter(torch.ones(3))
         self.layers = nn.ModuleList([nn.Linear(2, 1, bias=False) for _ in range(blocks)])
@@ -66,7 +65,7 @@ class Blocks(nn.Module):
 class Alone(Site):
     """One that takes part in exchanges of one site."""
 
-    def __init__(self, config: Config, model: nn.Module | None = None):
+    def __init__(self, config, model=None):
         model = model or Blocks(config.sync_fragments)
         self.config = config
         self.world: Any = SimpleNamespace(size=1)

@@ -43,13 +43,13 @@ class Sites:
         self.lighthouse = self.light()
         self.sites = {rank: self.start(rank) for rank in range(sites if start else 0)}
 
-    def log(self, rank: int) -> Path:
+    def log(self, rank):
         return self.folder / f"console_{rank}"
 
-    def run(self, rank: int) -> Path:
+    def run(self, rank):
         return self.paths.of_site(rank).folder
 
-    def light(self) -> "subprocess.Popen[bytes]":
+    def light(self):
         with open(self.folder / "lighthouse", "a") as out:
             return subprocess.Popen(
                 [sys.executable, "-m", "train.diloco.lighthouse"],
@@ -77,19 +77,19 @@ class Sites:
     def again(self, rank: int, command: list[str] | None = None, **changes: str) -> None:
         self.sites[rank] = self.start(rank, command, **changes)
 
-    def lose(self, rank: int) -> None:
+    def lose(self, rank):
         """kill -9 of all there is of a site."""
         signal_session(self.sites[rank].pid, signal.SIGKILL)
         self.sites[rank].wait()
 
-    def pause(self, rank: int) -> None:
+    def pause(self, rank):
         """Nothing of a site runs until `resume`, as of a machine that swaps; its heartbeats stop, too."""
         signal_session(self.sites[rank].pid, signal.SIGSTOP)
 
-    def resume(self, rank: int) -> None:
+    def resume(self, rank):
         signal_session(self.sites[rank].pid, signal.SIGCONT)
 
-    def tell(self, number: signal.Signals) -> None:
+    def tell(self, number):
         """A signal to every site's launcher."""
         for site in self.sites.values():
             site.send_signal(number)
@@ -114,18 +114,18 @@ class Sites:
             ]
         return []
 
-    def hashes(self, rank: int) -> dict[int, str]:
+    def hashes(self, rank):
         """Exchange -> the hash of what the sites then had in common."""
         return {entry["outer_step"]: entry["hash"] for entry in self.events(rank, "sync")}
 
-    def agreed(self, one: int, other: int, behind: int = 0) -> int:
+    def agreed(self, one, other, behind=0):
         """How many exchanges behind this one both have seen, after each of which they had the same in common."""
         mine, others = self.hashes(one), self.hashes(other)
         both = [outer for outer in mine if outer > behind and outer in others]
         assert [mine[outer] for outer in both] == [others[outer] for outer in both]
         return len(both)
 
-    def wait(self, rank: int, exchanges: int, sites: int = 0, seconds: float = 240) -> None:
+    def wait(self, rank, exchanges, sites=0, seconds=240):
         """Until a site has seen so many exchanges, the last of them among so many sites, if that matters."""
         deadline = time.monotonic() + seconds
         while not any(
@@ -135,13 +135,13 @@ class Sites:
             assert self.sites[rank].poll() is None and time.monotonic() < deadline, self.said()
             time.sleep(0.05)
 
-    def said(self) -> str:
+    def said(self):
         """What the lighthouse and all sites have said."""
         return "\n".join(
             path.read_text() for path in (self.folder / "lighthouse", *map(self.log, self.sites))
         )
 
-    def end(self) -> None:
+    def end(self):
         for site in self.sites.values():
             signal_session(site.pid, signal.SIGKILL)
         self.lighthouse.kill()
@@ -149,7 +149,7 @@ class Sites:
             process.wait()
 
 
-def signal_session(session: int, number: signal.Signals) -> None:
+def signal_session(session, number):
     """torchrun puts its workers into groups of their own: by session they are all found."""
     listed = subprocess.run(
         ["ps", "-A", "-o", "pid=,sid="], text=True, check=True, capture_output=True
