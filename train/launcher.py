@@ -203,8 +203,7 @@ class Launcher:
 
     def meet_other_nodes(self) -> int:
         """Wait until all nodes are there. Returns the exit code that all of them get."""
-        site = os.environ.get("POD_SITE", "")
-        command = [PYTHON, "-m", RENDEZVOUS, "meet", str(self.processes), site]
+        command = [PYTHON, "-m", RENDEZVOUS, "meet", str(self.processes)]
         return self.children.run(command, self.environment)
 
     def read_progress(self) -> int:

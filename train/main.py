@@ -194,7 +194,8 @@ def explain(process: Process, error: Exception) -> tuple[int, str]:
     log.error("the trainer failed", exc_info=error)
     job = process.job
     if job is None or not is_out_of_memory(error):
-        return OTHER.code, f"{type(error).__name__}: {first_line(error)}"
+        first_line = str(error).partition("\n")[0]
+        return OTHER.code, f"{type(error).__name__}: {first_line}"
     reason = f"out of memory: {memory_advice(job.config, job.world)}"
     log.error("%s", reason)
     return OTHER.code, reason
@@ -227,10 +228,6 @@ def end_attempt(process: Process, code: int, reason: str) -> None:
         sys.stdout.flush()
     except OSError:  # nobody reads any more; without this Python would exit with 120
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def first_line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), "")
 
 
 def leave_at_once(code: int) -> None:

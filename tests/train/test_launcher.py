@@ -218,12 +218,11 @@ def test_an_evaluation_is_not_started_again(config):
 
 
 def test_torchrun_starts_after_the_roll_call(config, monkeypatch):
-    monkeypatch.setenv("POD_SITE", "a-zone")
     is_pod(monkeypatch)
     play = Play("s5:1 r1:1 0")
     assert launcher.launch(replace(config, **NODES), play) == 0
     calls = [command for command in play.commands if "rendezvous" in command]
-    assert calls == ["-m train.distributed.rendezvous meet 2 a-zone"] * 3
+    assert calls == ["-m train.distributed.rendezvous meet 2"] * 3
 
 
 @pytest.mark.parametrize("pod", [False, True])

@@ -118,6 +118,13 @@ def set_aside(root: Path, after: int, what: str = "damaged") -> None:
         )
 
 
+def set_aside_together(root: Path, world: World, after: int, what: str) -> None:
+    """Call `set_aside` on the first rank. Raises CheckpointError, on all ranks."""
+    with together(CheckpointError):
+        if world.is_first:
+            set_aside(root, after, what)
+
+
 def hide(folder: Path, what: str) -> Path:
     """Rename a checkpoint to .WHAT-step_N-..., at once, and return its path. Raises OSError."""
     return folder.rename(folder.parent / f".{what}-{folder.name}-{uuid.uuid4().hex[:8]}")

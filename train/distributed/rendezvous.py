@@ -1,6 +1,6 @@
 """The roll call before torchrun starts on several nodes: who is there, and whether all fit together.
 
-    python -m train.distributed.rendezvous meet PROCESSES [SITE]
+    python -m train.distributed.rendezvous meet PROCESSES
         wait until all NODES have joined. Exit code 0: start torchrun now. 10: the run is done
     python -m train.distributed.rendezvous over CODE [WHY]
         tell the others that this node will not come back
@@ -49,7 +49,6 @@ from train.distributed.registry import (
     named,
     serve,
 )
-from train.distributed.wan import find_wan_warning
 
 log = logging.getLogger(__name__)
 
@@ -298,13 +297,13 @@ def over(config: Config, code: int, why: str = "") -> None:
             time.sleep(BEAT_S)
 
 
-def meet(config: Config, processes: int, site: str = "") -> Verdict:
+def meet(config: Config, processes: int) -> Verdict:
     """Meet all other nodes of a run that is not done. Returns what all do next."""
     paths = RunPaths.of_node(config, ROOT)
     reason = find_end(config, paths)
     if reason:
         return Verdict(RUN_IS_DONE, reason)
-    facts = facts_of(config, processes) | {"site": site}
+    facts = facts_of(config, processes)
     client = client_of(config)
     if config.rank_in_site:
         return call(client, facts, config.start_timeout_s)
@@ -315,10 +314,6 @@ def meet(config: Config, processes: int, site: str = "") -> Verdict:
     verdict = call(client, facts, config.start_timeout_s, state)
     if verdict.code:
         state.end(verdict.code)
-    else:
-        with contextlib.suppress(Unreachable):
-            if warning := find_wan_warning(config, list(client.read().values())):
-                log.warning("%s", warning)
     return verdict
 
 
@@ -392,7 +387,7 @@ def main(argv: list[str]) -> int:
         if argv[0] == "over":
             over(config, int(argv[1]), *argv[2:])
             return 0
-        verdict = meet(config, int(argv[1]), *argv[2:])
+        verdict = meet(config, int(argv[1]))
     except SettingsError as error:
         log.error("%s", error)
         return error.exit_code

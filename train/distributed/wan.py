@@ -9,7 +9,6 @@ loses packets, much worse. What is said is marked as computed.
 
 import importlib.util
 import os
-from typing import Any
 
 from hardware.model_size import parameters
 from settings.config import Config
@@ -47,27 +46,6 @@ def seconds(value: float) -> str:
 def may_be_at_sites() -> bool:
     """Return whether this is a pod of several that nothing keeps at one site: they may talk over a WAN."""
     return os.environ.get("POD_NETWORK") == "wan"  # k8s/cluster/job_spec.py sets it
-
-
-def find_wan_warning(c: Config, nodes: list[dict[str, Any]]) -> str:
-    """Say what each step sends where nodes are at several sites, or may be; else "".
-
-    nodes: the facts of all nodes, as rendezvous.py gathers them.
-    """
-    sites = sorted({node["site"] for node in nodes})
-    count = len(sites)
-    where = f"the nodes are at {count} sites: {', '.join(sites)}"
-    if sites == [""] and may_be_at_sites():  # the cluster does not tell pods where they are
-        count = len(nodes)
-        where = f"the nodes do not know their sites, and may be at {count}"
-    elif "" in sites or count == 1:
-        return ""
-    sent = amount(2 * (count - 1) / count * gradient_bytes(c))
-    return (
-        f"{where}. Each step sends {sent} of gradients out of each. make plan SITES={count} says "
-        "what that costs; make restart SITE=ZONE keeps all pods at one site; SYNC=diloco "
-        "synchronizes once in SYNC_EVERY steps"
-    )
 
 
 def find_site_problem(c: Config) -> str | None:

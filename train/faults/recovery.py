@@ -18,12 +18,11 @@ from torch import Tensor
 
 from record.locks import RunFolderError
 from train.checkpoint import checkpoint, find
-from train.checkpoint.manifest import CheckpointError
 from train.data.batch import Batch
 from train.data.manifest import DataError
 from train.data.mixture import Gap, sample_range, with_gap
 from train.data.sample_text import list_documents
-from train.distributed.world import from_first, together
+from train.distributed.world import from_first
 from train.faults.double_check import describe, find_suspects
 from train.faults.guard import LOOK_BACK, MAX_ROLLBACKS, GuardError
 from train.step import StepNumbers
@@ -253,7 +252,5 @@ def pass_over(job: "Job", here: int, since: int, began: float, **values: float) 
 def put_aside_later_checkpoints(job: "Job") -> None:
     """Rename the checkpoints behind job.step, which know of steps that are lost. Raises CheckpointError, on all ranks."""
     job.saver.wait()
-    with together(CheckpointError):
-        if job.world.is_first:
-            find.set_aside(job.paths.checkpoints, job.step, "rolled-back")
+    find.set_aside_together(job.paths.checkpoints, job.world, job.step, "rolled-back")
     job.saver.sound = {step for step in job.saver.sound if step <= job.step}

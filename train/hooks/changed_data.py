@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from train.checkpoint import find
-from train.checkpoint.manifest import CheckpointError
 from train.checkpointing import save
 from train.data.batch import Batch
 from train.data.manifest import DataError
-from train.distributed.world import from_all, from_first, together
+from train.distributed.world import from_all, from_first
 from train.hooks.hook import Hook
 
 if TYPE_CHECKING:
@@ -54,9 +53,7 @@ class ChangedData(Hook):
         good = min(from_all(self.find_good_step(job, batch)))
         job.saver.wait()
         if good < job.step:
-            with together(CheckpointError):
-                if job.world.is_first:
-                    find.set_aside(job.paths.checkpoints, good, "changed-data")
+            find.set_aside_together(job.paths.checkpoints, job.world, good, "changed-data")
         elif good not in from_first(find.committed(job.paths.checkpoints)):
             save(job, wait=True)
         saved = from_first(find.committed(job.paths.checkpoints))

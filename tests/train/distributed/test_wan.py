@@ -2,7 +2,6 @@
 
 import pytest
 
-from settings.config import Config
 from train.distributed import wan
 
 
@@ -21,20 +20,3 @@ def test_a_ring_is_as_slow_as_what_each_site_sends_and_one_site_sends_nothing():
     assert wan.sync_s(2e9, 2, 8, round_trip_s=0.1) == pytest.approx(2.1)
     assert wan.sync_s(4e9, 4, 8, round_trip_s=0) == pytest.approx(6.0)
     assert wan.sync_efficiency(3.5, 1e9, 1, 1) == 1.0
-
-
-@pytest.mark.parametrize(
-    ("network", "sites", "words"),
-    [
-        ("", ["a", "a"], None),
-        ("", ["", ""], None),
-        ("wan", ["a", ""], None),
-        ("wan", ["", ""], "and may be at 2. Each step sends 5.3 GB of"),
-        ("", ["b", "a"], "the nodes are at 2 sites: a, b. Each step sends 5.3"),
-    ],
-)
-def test_a_warning_says_what_crosses_a_wan_in_each_step(monkeypatch, network, sites, words):
-    monkeypatch.setenv("POD_NETWORK", network)
-    nodes = [{"site": site} for site in sites]
-    warning = wan.find_wan_warning(Config.of_preset(PRESET="xlarge-8xa100"), nodes)
-    assert words in warning if words else warning == ""
