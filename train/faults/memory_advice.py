@@ -1,11 +1,11 @@
 """What to change when memory does not suffice: in a step, in an evaluation, while weights are loaded."""
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator
 
 import torch
 
+from hardware.host_memory import read_memory
 from hardware.out_of_memory import is_out_of_memory
 from settings import SettingsError
 from settings.config import Config
@@ -73,8 +73,7 @@ def list_tuning_ways(config: Config) -> list[str]:
 
 def describe_memory(world: World) -> str:
     """Return 'the memory of NVIDIA H200 (139.8 GiB)'."""
+    total = read_memory().most
     if world.device.type == "cuda":
         total = torch.cuda.get_device_properties(world.device).total_memory
-    else:
-        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return f"the memory of {world.device_name} ({total / 2**30:.1f} GiB)"
