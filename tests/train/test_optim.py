@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from tests.train.checkpoint.test_checkpoint import go_on, save, trained
-from train.checkpoint import checkpoint
 from train.distributed.world import World
 from train.model.model import build
 from train.optim import Muon, build_optimizer, set_rate
@@ -72,13 +70,6 @@ def test_the_rest_is_updated_as_by_adamw_alone(muon):
     assert same == {name for name, w in one.items() if w.ndim == 1 or "layers." not in name}
 
 
-def test_the_settings_reach_the_optimizers_at_once(muon):
-    c = dataclasses.replace(muon, adam_beta1=0.8, adam_beta2=0.9)
-    for part in build_optimizer(build(c, ALONE.device), c).parts:
-        for group in part.param_groups:
-            assert isinstance(part, Muon) or (group["betas"], group["eps"]) == ((0.8, 0.9), 1e-8)
-
-
 def test_the_settings_reach_the_optimizers_at_each_step(muon):
     model = build(muon, ALONE.device)
     optimizer = build_optimizer(model, muon)
@@ -99,14 +90,3 @@ def test_the_settings_reach_the_optimizers_at_each_step(muon):
         w for part in optimizer.parts for group in part.param_groups for w in group["params"]
     ]
     assert len(covered) == len(list(model.parameters())) == len({id(w) for w in covered})
-
-
-def test_a_run_with_muon_goes_on_to_the_bit_from_a_checkpoint(muon, tmp_path):
-    model, optimizer = trained(muon, 5)
-    folder, size = save(tmp_path, 5, model, optimizer, {"data": {"step": 5}})
-    expected = go_on(muon, model, optimizer, 5)
-    other = build(dataclasses.replace(muon, seed=99), ALONE.device)
-    other_optimizer = build_optimizer(other, muon)
-    checkpoint.load_into(folder, other, other_optimizer)
-    assert go_on(muon, other, other_optimizer, 5) == expected
-    assert size <= checkpoint.needed_bytes(model)

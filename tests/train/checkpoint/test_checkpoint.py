@@ -45,9 +45,10 @@ def write(root, step, c):
     return save(root, step, *trained(c, 1), {"tokens": 1, "data": {"step": step}})[0]
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("tied", [True, False])
-def test_training_goes_on_to_the_bit_from_a_checkpoint(tiny, tmp_path, tied):
-    c = dataclasses.replace(tiny, tie_embeddings=tied)
+def test_training_goes_on_to_the_bit_from_a_checkpoint(tiny, tmp_path, tied, optimizer):
+    c = dataclasses.replace(tiny, tie_embeddings=tied, optimizer=optimizer).derived()
     model, optimizer = trained(c, 5)
     folder, size = save(tmp_path, 5, model, optimizer, {"data": {"step": 5}})
     expected = go_on(c, model, optimizer, 5)

@@ -201,7 +201,6 @@ REFUSED = [
     ((10, 0), "fa3", {}, "no Hopper card"),
     ((7, 5), "flash-attn", {}, "no Ampere or later card"),
     ((9, 0), "fa3", {}, "flash_attn_interface is not installed"),
-    ((8, 0), "flash-attn", {}, "flash_attn is not"),
     ((9, 0), "fa3", {"dtype": "float32"}, "it has no float32; set DTYPE=bfloat16"),
     ((9, 0), "flash-attn", {"n_embd": 2048}, "heads are 512 wide"),
 ]
@@ -224,7 +223,6 @@ ON_GPUS = [
     ((8, 0), BOTH, 0, {}, "flash-attn"),
     ((7, 0), BOTH, 0, {}, "sdpa"),
     ((9, 0), (), 0, {}, "sdpa"),
-    ((9, 0), ("flash_attn",), 0, {}, "flash-attn"),
     ((9, 0), ("flash_attn",), 91500, {}, "flash-attn"),
     ((9, 0), ("flash_attn",), 91501, {}, "sdpa"),  # torch takes cuDNN's
     ((8, 0), ("flash_attn",), 91501, {}, "flash-attn"),
