@@ -83,7 +83,7 @@ def open_data(
                 return next(iter(config.mixture))
             return prepare.not_begun(config, vocabulary, held_out)
 
-        wait_for_data(feed, find_lacking, log.info)
+        wait_for_data(feed, find_lacking, log.info, "the first data")
     sources = prepare.open_sources(config, vocabulary, partial=feed is not None)
     prepare.refuse_repetition(config, sources, begun=is_resumed)
     log_sources(config, sources)

@@ -408,7 +408,7 @@ def test_the_first_step_comes_as_soon_as_each_source_has_a_shard_and_a_stop_befo
         wait_until(
             lambda: (
                 producers(tmp_path)
-                and "waiting for data" in (tmp_path / "run" / "train.log").read_text()
+                and "waiting for the first" in (tmp_path / "run" / "train.log").read_text()
             )
         )
         process.send_signal(signal.SIGTERM)

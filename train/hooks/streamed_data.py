@@ -23,12 +23,15 @@ FIRST_LINE_S = 2.0  # of waiting, after which it is said; then at growing distan
 LINE_S = 60.0
 
 
-def wait_for_data(feed: Feed, find_lacking: Callable[[], str], say: Callable[[str], None]) -> float:
+def wait_for_data(
+    feed: Feed, find_lacking: Callable[[], str], say: Callable[[str], None], what: str = "data"
+) -> float:
     """Wait, all ranks together, until none lacks data. Returns the seconds.
 
     Args:
         find_lacking: returns the source that this rank lacks, or ""; called on all ranks at each look.
         say: takes a line about the wait.
+        what: what is waited for, in that line.
 
     Raises DataError, on all ranks, where waiting is of no use.
     """
@@ -45,7 +48,7 @@ def wait_for_data(feed: Feed, find_lacking: Callable[[], str], say: Callable[[st
         waited_s = time.perf_counter() - began
         if waited_s > next_line_s:
             names = ", ".join(sorted(set(lacking) - {""}))
-            say(f"waiting for data: {names}, for {waited_s:.0f} s so far{feed.progress()}")
+            say(f"waiting for {what}: {names}, for {waited_s:.0f} s so far{feed.progress()}")
             next_line_s = waited_s + min(max(waited_s, 5.0), LINE_S)
 
 
