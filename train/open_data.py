@@ -16,11 +16,11 @@ from train.data.manifest import DataError
 from train.data.shards import ShardSet
 from train.data.streaming.consumer import Feed
 from train.data.streaming.node_transfer import Relay
+from train.data.streaming.waiting import wait_for_data
 from train.data.tokenizer import Vocabulary
 from train.distributed.world import World, from_all, from_first
 from train.evaluate.validation import Evaluator
 from train.faults.watchdog import Watchdog
-from train.hooks.streamed_data import wait_for_data
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,6 @@
 """Shards that are made while the run trains: training waits for them, and the producer hears what it has used."""
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch import Tensor
@@ -10,46 +9,14 @@ from train.checkpoint import find
 from train.checkpointing import save
 from train.data.manifest import DataError
 from train.data.streaming.consumer import Feed
-from train.distributed.world import from_all, from_first
+from train.data.streaming.waiting import FIRST_LINE_S, wait_for_data
+from train.distributed.world import from_all
 from train.faults import recovery
 from train.hooks.hook import Hook, StopTraining
 from train.step import StepNumbers
 
 if TYPE_CHECKING:
     from train.job import Job
-
-LOOK_S = 0.2  # between two looks at whether data have come
-FIRST_LINE_S = 2.0  # of waiting, after which it is said; then at growing distances up to:
-LINE_S = 60.0
-
-
-def wait_for_data(
-    feed: Feed, find_lacking: Callable[[], str], say: Callable[[str], None], what: str = "data"
-) -> float:
-    """Wait, all ranks together, until none lacks data. Returns the seconds.
-
-    Args:
-        find_lacking: returns the source that this rank lacks, or ""; called on all ranks at each look.
-        say: takes a line about the wait.
-        what: what is waited for, in that line.
-
-    Raises DataError, on all ranks, where waiting is of no use.
-    """
-    began = time.perf_counter()
-    waited_s = 0.0
-    next_line_s = FIRST_LINE_S
-    while True:
-        lacking, broken = zip(*from_all((find_lacking(), feed.broken)), strict=True)
-        if not any(lacking):
-            return waited_s
-        if problem := max(broken) or from_first(feed.why_not(waited_s, lacking)):
-            raise DataError(problem)
-        time.sleep(LOOK_S)
-        waited_s = time.perf_counter() - began
-        if waited_s > next_line_s:
-            names = ", ".join(sorted(set(lacking) - {""}))
-            say(f"waiting for {what}: {names}, for {waited_s:.0f} s so far{feed.progress()}")
-            next_line_s = waited_s + min(max(waited_s, 5.0), LINE_S)
 
 
 class StreamedData(Hook):
