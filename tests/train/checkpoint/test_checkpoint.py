@@ -45,6 +45,16 @@ def write(root, step, c):
     return save(root, step, *trained(c, 1), {"tokens": 1, "data": {"step": step}})[0]
 
 
+def test_the_first_checkpoint_of_a_run_makes_the_name_of_its_folder_durable(
+    tiny, tmp_path, monkeypatch
+):
+    flushed = []
+    monkeypatch.setattr(checkpoint, "flush_folder", flushed.append)
+    root = tmp_path / "run" / "checkpoints"
+    folder = write(root, 1, tiny)
+    assert {folder.parent, folder.parent.parent} == {root, tmp_path / "run"} <= set(flushed)
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_training_goes_on_to_the_bit_from_a_checkpoint(tiny, tmp_path, tied, optimizer):

@@ -140,3 +140,15 @@ def test_a_quorum_that_brings_other_weights_moves_the_count(tiny):
     outcome = behind.exchange(2)
     assert outcome.behind == (2, 4) and outcome.fragment == 1
     assert (behind.exchanges, behind.common_step) == (2, 8)
+
+
+def test_weights_that_are_declared_common_bring_no_momentum(tiny):
+    """A run may go back to a checkpoint that has none of either."""
+    config = dataclasses.replace(tiny, sync_every=8)
+    model = Blocks(1)
+    fragment = Fragment(model, ["embed_tokens"], config)
+    fragment.momentum["embed_tokens"].fill_(3.0)
+    train(model, seed=0)
+    fragment.declare_common()
+    assert fragment.common["embed_tokens"].tolist() == model.embed_tokens.tolist()
+    assert fragment.momentum["embed_tokens"].tolist() == [0, 0, 0]

@@ -208,11 +208,16 @@ def test_no_run_and_no_checkpoint_yet(run: Run) -> None:
 def test_settings_that_disagree_with_the_run_are_refused_and_others_are_the_commands(
     run: Run,
 ) -> None:
+    changes = {"n_layer": 4, "seq_len": 64, "n_embd": 32, "doc_mask": True}
     with pytest.raises(SettingsError) as raised:
-        run.open({*RUN, "N_LAYER", "SEQ_LEN", "N_EMBD"}, n_layer=4, seq_len=64, n_embd=32)
+        run.open({*RUN, "N_LAYER", "SEQ_LEN", "N_EMBD", "DOC_MASK"}, **changes)
     assert raised.value.problems == [
         f"{name}: The run a-run has {has}. Leave {name.split('=')[0]} out, or choose another RUN_NAME."
-        for name, has in (("N_LAYER=4", "N_LAYER=2"), ("SEQ_LEN=64", "SEQ_LEN=32"))
+        for name, has in (
+            ("DOC_MASK=1", "DOC_MASK=0"),
+            ("N_LAYER=4", "N_LAYER=2"),
+            ("SEQ_LEN=64", "SEQ_LEN=32"),
+        )
     ]
     c = run.open(
         {*RUN, "DTYPE", "SEED", "MICRO_BATCH_SIZE", "LEARNING_RATE"},

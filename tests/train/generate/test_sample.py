@@ -324,7 +324,7 @@ def test_a_conversation_at_a_real_terminal_ends_with_ctrl_d(sample: Shell) -> No
     ) as process:
         os.close(theirs)
         try:
-            assert b"Ctrl-D ends" in read_until(ours, b"\n> ")
+            assert b"Ctrl-D exits" in read_until(ours, b"\n> ")
             os.write(ours, b"\xff\n")
             assert b"its byte 0 is not UTF-8" in read_until(ours, b"\n> ")
             os.write(ours, b"ab\n")

@@ -326,9 +326,7 @@ def explain_unreadable(path: Path, reason: str) -> str:
     if not start.strip():
         return "Has only blank lines. Choose a file with text."
     if "\ufffd" not in text:
-        return (
-            f"Is not plain text: it starts with {ascii(text.lstrip()[:40])}. Choose another file."
-        )
+        return f"Is not plain text: it starts with {text.lstrip()[:40]!a}. Choose another file."
     copy = path.with_name(f"utf8-{path.name}")
     return f"Is not UTF-8. Convert it, for example: iconv -f latin1 -t utf-8 {path} > {copy}"
 

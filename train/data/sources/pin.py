@@ -251,11 +251,14 @@ def local_pin(s: Source, folder: Path) -> Pinned:
     earlier = earlier_files(s, folder)
     there = [file.name for file in earlier if find_path(file.name).is_file()]
     every = hashed(sorted({*names, *there}), folder / f"hashes-{s.identity}.json")
-    chosen = drop_copies(s, [file for file in every if file.name in set(names)])
+    given = [file for file in every if file.name in set(names)]
+    chosen = drop_copies(given)
     texts = {file.digest for file in chosen}
     if set(earlier) <= set(every) and {file.digest for file in earlier} == texts:
         # An earlier version read copies too. The shards that it made stay valid.
         chosen = earlier
+    elif len(chosen) < len(given):
+        warn_of_copies(s, given)
     content = xxhash.xxh3_128(json.dumps([dataclasses.astuple(file) for file in chosen]).encode())
     return Pinned(s, f"local-{content.hexdigest()}", chosen)
 
@@ -283,21 +286,25 @@ def earlier_files(s: Source, folder: Path) -> tuple[File, ...]:
         return ()
 
 
-def drop_copies(s: Source, files: list[File]) -> tuple[File, ...]:
+def drop_copies(files: list[File]) -> tuple[File, ...]:
     """Return the files without those that are equal to an earlier one: text counts once."""
     first: dict[str, File] = {}
     for file in files:
         first.setdefault(file.digest, file)
-    copies = [file for file in files if first[file.digest] is not file]
-    if copies:
-        log.warning(
-            "%s: left out copies of other files (%d), for example %s, which equals %s",
-            s.name,
-            len(copies),
-            make_printable(copies[0].name),
-            make_printable(first[copies[0].digest].name),
-        )
     return tuple(first.values())
+
+
+def warn_of_copies(s: Source, files: list[File]) -> None:
+    """Log how many files are left out, and one of them."""
+    first = {file.digest: file for file in reversed(files)}
+    copies = [file for file in files if first[file.digest] is not file]
+    log.warning(
+        "%s: left out copies of other files (%d), for example %s, which equals %s",
+        s.name,
+        len(copies),
+        make_printable(copies[0].name),
+        make_printable(first[copies[0].digest].name),
+    )
 
 
 def expanded(s: Source) -> list[str]:
