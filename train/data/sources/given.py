@@ -140,6 +140,8 @@ def list_files(place: str) -> tuple[list[str], Counter[str]]:
     """
     path = find_path(place)
     if path.is_file():
+        if what := foreign(read_start(path)):
+            raise CorpusError(f"DATA={place}: Is {what}. Get the file again.")
         if reason := find_reason(path, is_chosen=True):
             raise CorpusError(f"DATA={place}: {explain_unreadable(path, reason)}")
         return [place], Counter()
@@ -322,11 +324,8 @@ def explain_unreadable(path: Path, reason: str) -> str:
     start = read_start(path)
     if b"\0" in start:
         return f"Must be {READABLE}. Convert it first."
-    text = start.decode(errors="replace")[:-3]  # without a last character that may be cut
     if not start.strip():
         return "Has only blank lines. Choose a file with text."
-    if "\ufffd" not in text:
-        return f"Is not plain text: it starts with {text.lstrip()[:40]!a}. Choose another file."
     copy = path.with_name(f"utf8-{path.name}")
     return f"Is not UTF-8. Convert it, for example: iconv -f latin1 -t utf-8 {path} > {copy}"
 

@@ -207,7 +207,11 @@ def test_a_column_that_is_not_plain_is_asked_for(
         (b"\x89PNG\0", "Must be plain text in UTF-8, JSON lines, JSON arrays or Parquet"),
         (b"", "Is empty."),
         (b" \n\n", "Has only blank lines."),
-        (b"<!DOCTYPE html>\n<p>Sorry", "Is not plain text: it starts with '<!DOCTYPE html>"),
+        (b"<!DOCTYPE html>\n<p>Sorry", "Is a web or error page. Get the file again."),
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:00",
+            "Is a git-lfs pointer, not the file that it stands for. Get the file again.",
+        ),
         (b"caf\xe9 " * 10, "Is not UTF-8. Convert it, for example: iconv -f latin1 -t utf-8 /"),
         (
             b"a" * 5000 + b"\xff\xfe" + b"a" * 10,
