@@ -101,7 +101,7 @@ data-report: setup ## Report lengths, duplicates and overlaps with CORE tasks
 
 ##@ Watch, here or in the cluster (WHERE)
 .PHONY: runs
-runs: setup ## List all runs on this machine: state, step, loss
+runs: setup ## List all runs on this machine: state, step, loss, size
 	@"$(PY)" -m record.status runs
 
 .PHONY: status
@@ -152,9 +152,13 @@ sites: setup ## List the cluster's GPUs by site and product
 plots: setup ## Draw loss curves of RUN_NAME, or of LOG_DIR: docs/plots.md
 	@"$(PY)" -m k8s.jobs plots
 
+.PHONY: compare
+compare: setup ## Compare RUNS over seeds; FIGURE=loss.pdf: docs/compare.md
+	@"$(PY)" -m analysis.compare
+
 .PHONY: energy
 energy: setup ## Compute kWh and cost of RUN_NAME from its GPU samples
-	@"$(PY)" -m analysis.energy.energy
+	@"$(PY)" -m analysis.energy
 
 .PHONY: mirror
 mirror: setup ## Send RUN_NAME to W&B and TRACKERS now: docs/trackers.md

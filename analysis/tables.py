@@ -1,44 +1,28 @@
-"""A run to three CSV files beside its record, named by the run's first start, so that they are rewritten.
+"""A run to CSV files, named by its start, so that they are rewritten.
 
-    training_YYYYMMDD_HHMMSS.csv        a line for each step
-    training_YYYYMMDD_HHMMSS_evals.csv  a line for each evaluation
-    training_YYYYMMDD_HHMMSS_events.csv a line for each start, checkpoint, skipped step, rollback and so on
+    STEM.csv         a line for each step: the columns that existing notebooks read, then what else is known
+    STEM_evals.csv   a line for each evaluation
+    STEM_events.csv  of a run of this repository: a line for each start, checkpoint, skipped step, rollback and so on
 
-Numbers are written in full; a cell is empty where the record is silent, which is never the same as 0.
+Numbers are written in full. A cell is empty where the run says nothing, which is never the same as 0; nan and inf
+stand where it says that a number is not finite.
 """
 
 import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from analysis.load import Run
+from analysis.runs import Run
 
-# CSV column -> column of the run. The first eight are the names that existing notebooks read.
-STEP_COLUMNS = {
-    "step": "step",
-    "loss": "loss",
-    "grad_norm": "grad_norm",
-    "lrm": "lrm",
-    "dt_ms": "step_ms",
-    "tok_per_sec": "tokens_per_s",
-    "mfu": "mfu",
-    "total_time_min": "minutes",
-    "lr": "lr",
-    "tokens": "tokens",
-    "mem_gib": "mem_gib",
-    "data_wait_s": "data_wait_s",
-    "time": "time",
-}
-SAMPLED = (
-    "energy_j",
-    "power_w",
-)  # where the run's GPUs were sampled: joules of the step, and watts, of all of them
-WHOLE_NUMBERS = ("step", "tokens")
-
-EVAL_COLUMNS = (
+FIRST_COLUMNS = ["step", "loss", "grad_norm", "lrm", "step_ms", "tokens_per_s", "mfu", "minutes"]
+RECORD_COLUMNS = ["lr", "tokens", "mem_gib", "data_wait_s", "time"]
+SAMPLED_COLUMNS = ["energy_j", "power_w"]  # joules and watts of all GPUs
+TITLES = {"step_ms": "dt_ms", "tokens_per_s": "tok_per_sec", "minutes": "total_time_min"}
+# The keys of our records; details beyond these are in metrics.jsonl.
+EVAL_COLUMNS = [
     "step",
     "tokens",
     "val_loss",
@@ -51,10 +35,8 @@ EVAL_COLUMNS = (
     "core_margin",
     "core_tasks",
     "val_ppl",
-)
-
-# The keys of the records; details beyond these are in metrics.jsonl.
-EVENT_COLUMNS = (
+]
+EVENT_COLUMNS = [
     "event",
     "time",
     "attempt",
@@ -69,40 +51,54 @@ EVENT_COLUMNS = (
     "passed_over",
     "seconds",
     "bytes",
-)
+]
 
 
-def write_tables(run: Run) -> list[Path]:
-    """Write the files; returns their paths."""
-    steps = run.paths.folder / f"training_{run.stamp}.csv"
-    evals = run.paths.folder / f"training_{run.stamp}_evals.csv"
-    events = run.paths.folder / f"training_{run.stamp}_events.csv"
-    names = STEP_COLUMNS | {key: key for key in SAMPLED if run.energy}
-    columns = [cells(run.columns[key], key in WHOLE_NUMBERS) for key in names.values()]
-    write_csv(steps, list(names), zip(*columns, strict=True))
-    write_csv(evals, EVAL_COLUMNS, ([cell(e.get(key)) for key in EVAL_COLUMNS] for e in run.evals))
-    write_csv(
-        events, EVENT_COLUMNS, ([cell(e.get(key)) for key in EVENT_COLUMNS] for e in run.events)
-    )
-    return [steps, evals, events]
+def write_tables(run: Run, folder: Path, stem: str) -> list[Path]:
+    """Write the files into a folder, which is made, and return their paths. Raises OSError."""
+    fixed = FIRST_COLUMNS
+    others: Iterable[str] = run.columns
+    if run.folder:
+        fixed = FIRST_COLUMNS + RECORD_COLUMNS
+        others = SAMPLED_COLUMNS if run.energy else ()
+    steps = {}
+    for name in dict.fromkeys([*fixed, *others]):
+        column = run.columns[name]
+        is_silent = np.isnan(column)
+        if name in run.not_finite:
+            is_silent &= ~run.not_finite[name]
+        known = np.where(is_silent, np.array(None), column)
+        cells = map(format_cell, known)
+        if name in fixed or not is_silent.all():
+            steps[TITLES.get(name, name)] = cells
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{stem}.csv"]
+    write_csv(paths[0], steps, zip(*steps.values(), strict=True))
+
+    tables = [("evals", EVAL_COLUMNS, run.evals), ("events", EVENT_COLUMNS, run.events)]
+    if run.folder is None:
+        names = [name for record in run.evals for name in record if name != "event"]
+        tables = [("evals", list(dict.fromkeys(["step", *names])), run.evals)]
+    for kind, header, records in tables:
+        if records:
+            rows = ([format_cell(record.get(name)) for name in header] for record in records)
+            paths.append(folder / f"{stem}_{kind}.csv")
+            write_csv(paths[-1], header, rows)
+    return paths
 
 
-def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+def format_cell(value: Any) -> str:
+    """Return a value as text: a number in its shortest exact form, and nothing for None."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return str(int(value))
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "" if value is None else str(value)
+
+
+def write_csv(path: Path, header: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
+    """Write a file, with an empty cell for None. Raises OSError."""
     with open(path, "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(header)
         writer.writerows(rows)
-
-
-def cells(values: np.ndarray, whole: bool) -> list[str]:
-    """The text of each value; empty for NaN."""
-    return ["" if v != v else str(int(v)) if whole else repr(v) for v in values.tolist()]
-
-
-def cell(value: Any) -> str:
-    """The text of a value of a record: its shortest exact form, true or false, or empty for null."""
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        return value
-    return str(value).lower() if isinstance(value, bool) else repr(value)

@@ -16,9 +16,10 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from analysis.energy.energy import join
-from analysis.load import Energy, RecordError, Run, load
-from analysis.prices import prices
+from analysis.energy.join import join
+from analysis.energy.prices import read_prices
+from analysis.energy.result import Energy
+from analysis.runs import Run, RunError, read_run
 from export import card, files, gguf_file, place, weight_files
 from export.stored import Weights
 from record.run_paths import RunPaths
@@ -220,13 +221,13 @@ def chat_of(vocabulary: Vocabulary) -> tuple[str | None, list[int]]:
 def recorded(paths: RunPaths) -> tuple[Run | None, Energy | None]:
     """The run's record, and the energy of its GPUs; None where there is none, or it cannot be read, which is said."""
     try:
-        run = load(paths.folder)
-    except RecordError as error:
+        run = read_run(paths.folder)
+    except RunError as error:
         sys.stderr.write(f"the model card is without the record of the run: {error}\n")
         return None, None
     try:
-        return run, join(run, prices())
-    except (RecordError, OSError, ValueError) as error:
+        return run, join(run, read_prices())
+    except (OSError, ValueError) as error:
         sys.stderr.write(f"the model card is without energy: {error}\n")
         return run, None
 

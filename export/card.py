@@ -15,7 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.load import Energy, Run
+from analysis.energy.result import Energy
+from analysis.runs import Run
 from export.weight_files import Shapes
 from hardware.flops import flops_per_token
 from record.metrics import duration, figures

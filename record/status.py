@@ -12,6 +12,7 @@ the environment is bad, and the attempt did not train.
 import contextlib
 import json
 import logging
+import mmap
 import os
 import re
 import signal
@@ -21,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from record.durable import make_printable, read_object, write_whole
+from record.durable import make_printable, parse_object, read_object, write_whole
 from record.exit_codes import BAD_DATA, BAD_SETTING, INTERRUPTED, OTHER, STOPPED
 from record.locks import (
     HOLDER,
@@ -49,6 +50,7 @@ LONGEST_WHY = 300  # characters
 LAST_BYTES = 2**20  # of a record: some thousand steps
 DOCUMENTS = 8  # of a skipped step that are shown
 LINE = 200  # characters of each
+VAL_LOSS = b'"val_loss"'
 
 
 class StopError(Exception):
@@ -218,6 +220,46 @@ def line_of(name: str, state: dict[str, Any], phase: str, over: bool, now: float
     return make_printable(line.rstrip())
 
 
+def describe_results(paths: RunPaths) -> str:
+    """Return the last validation loss, the date of the last heartbeat, and the size of the folder."""
+    if is_closed(paths):
+        return ""
+    words = []
+    loss = find_validation_loss(paths.metrics)
+    if loss is not None:
+        words.append(f"validation {loss:.4f}")
+    heartbeat = look_up(paths)[0].get("heartbeat")
+    if is_number(heartbeat):
+        words.append(time.strftime("%Y-%m-%d", time.localtime(heartbeat)))
+    size = 0
+    for folder, _, names in os.walk(paths.folder):
+        for name in names:
+            with contextlib.suppress(OSError):  # a checkpoint that training deletes just now
+                size += os.lstat(os.path.join(folder, name)).st_size
+    words.append(f"{size / 1e6:,.1f} MB")
+    return "".join(f"  {word}" for word in words)
+
+
+def find_validation_loss(metrics: Path) -> float | None:
+    """Search a record for its last validation loss, from the end: a long one takes a second to read."""
+    if not metrics.is_file():
+        return None
+    with (
+        contextlib.suppress(OSError, ValueError),  # ValueError: the file is empty
+        open(metrics, "rb") as file,
+        mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as record,
+    ):
+        place = record.rfind(VAL_LOSS)
+        while place >= 0:
+            start = record.rfind(b"\n", 0, place) + 1
+            with contextlib.suppress(ValueError):  # a line that is torn or damaged
+                loss: Any = parse_object(record[start : record.find(b"\n", place)]).get("val_loss")
+                if is_number(loss):
+                    return loss
+            place = record.rfind(VAL_LOSS, 0, start)
+    return None
+
+
 def describe_wandb(paths: RunPaths) -> str:
     """Return a line that says where the run is at W&B; "" if it is not."""
     state = read(paths.wandb_state)
@@ -313,7 +355,8 @@ def list_runs(paths: RunPaths) -> str:
             f"{parent}: cannot be read ({error.strerror}). Fix its permissions, or set RUNS_DIR"
         ) from None
     runs = [run for folder in folders if is_run(run := RunPaths(folder, paths.node))]
-    return "\n".join(map(describe, runs)) or f"no runs in {parent}"
+    lines = [describe(run) + describe_results(run) for run in runs]
+    return "\n".join(lines) or f"no runs in {parent}"
 
 
 def look_after(command: str, paths: RunPaths) -> str:

@@ -90,4 +90,4 @@ class Planning(Section):
         "Measure this machine for a minute: matmuls, memory, disk, links and one real step.",
         used_by={"doctor"},
     )
-    json: bool = setting(False, "Print JSON.", used_by={"plan", "doctor"})
+    json: bool = setting(False, "Print JSON.", used_by={"plan", "doctor", "compare"})

@@ -62,7 +62,7 @@ class Run(Section):
         "Training a name that exists resumes that run. "
         "Default: PRESET, or PRESET-NAME with DATA: tiny-novels for novels.txt.",
         format=NAME,
-        example="tiny-lr3e-3-s1",
+        example="tiny-lr3e-3-seed1",
     )
     runs_dir: str = setting("runs", "Folder that holds all runs.", format=PATH)
     step: int | None = setting(

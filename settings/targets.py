@@ -19,6 +19,7 @@ BENCHMARKS = {"bench", "bench-quality", "gpu-check", "wan-lab"}
 ALL_SETTINGS = {"settings", "check-env"}  # these read every setting
 OTHERS = {
     "runs",
+    "compare",
     "energy",
     "mirror",
     "gpu-sampler",
@@ -36,7 +37,12 @@ TARGETS = EVERY | SETUP | DEVELOP | {"help", "env-example"}  # the Makefile has 
 # These load a checkpoint or an export, and compare its shape.
 OPEN = GENERATE | {"eval", "export", "replay"}
 # These look for a run's folder, which is another one for the nodes of another site.
-FIND = WATCH | OPEN | PREPARE_DATA | {"runs", "energy", "mirror", "gpu-sampler", "lighthouse"}
+FIND = (
+    WATCH
+    | OPEN
+    | PREPARE_DATA
+    | {"runs", "compare", "energy", "mirror", "gpu-sampler", "lighthouse"}
+)
 
 # These go on with a run that exists, so they must not change its frozen settings.
 CONTINUE = {"train", "train-node", "train-2xh100", "finetune", "finetune-node", "check-env"}

@@ -8,6 +8,7 @@ REPOSITORY = Format(
     r"(?a:(?=.{3,96}$)(?!.*(--|\.\.|\.git$))\w([\w.-]*\w)?/\w([\w.-]*\w)?)",
     "OWNER/NAME of at most 96 letters, digits, '-', '_' and '.'",
 )
+FIGURE = Format(r".*[^/]\.(pdf|svg|png)", "a file that ends in .pdf, .svg or .png")
 
 
 def one_or_more(*names: str) -> Format:
@@ -52,6 +53,20 @@ class Watching(Section):
         "Folder with logs of this or another trainer to plot. Default: the log of RUN_NAME.",
         example="logs",
         used_by={"plots"},
+    )
+    runs: str = setting(
+        "",
+        "Runs and logs to compare, with commas between them: names in RUNS_DIR, paths, or patterns "
+        "with `*`. Names that differ only in the ending -seedN are seeds of one group.",
+        example="base-seed*,muon-seed*",
+        used_by={"compare"},
+    )
+    figure: str = setting(
+        "",
+        "File for a figure of the losses compared, in the size of a column of a paper.",
+        format=FIGURE,
+        example="loss.pdf",
+        used_by={"compare"},
     )
 
 

@@ -3,56 +3,84 @@
 A claim ends at its record, or earlier where later claims need the room; what no record claims is `other`.
 """
 
-from typing import NamedTuple
+from collections import defaultdict
 
-from record.goodput import Timeline
+import numpy as np
 
-ROUNDING_S = 1e-6
-
-
-class Interval(NamedTuple):
-    """Time of one category.
-
-    Attributes:
-        attempt: index of the attempt; for `down`, of the attempt before it.
-        begin, end: seconds on the clock of that attempt.
-        step: of training, data wait and lost work.
-    """
-
-    attempt: int
-    begin: float
-    end: float
-    category: str
-    step: int = 0
+from analysis.runs import Run
+from record.goodput import Claim, Timeline
 
 
-def place_claims(timeline: Timeline) -> list[Interval]:
-    """Return all time from the first start to the last record, in order and without gaps."""
-    claims = [*timeline.claims]
-    backward: list[Interval] = []
-    for place in reversed(range(len(timeline.attempts))):
-        attempt = timeline.attempts[place]
+def place_claims(timeline: Timeline) -> list[tuple[int, float, float, str]]:
+    """Return all time from the first start to the last record, in order and without gaps: index of the attempt (for
+    `down`, of the one before it), begin and end in seconds on its clock, and category."""
+    claims = defaultdict(list)
+    for claim in timeline.claims:
+        claims[claim.attempt].append(claim)
+    backward = []
+    for place, attempt in reversed([*enumerate(timeline.attempts)]):
         free_until = attempt.end
-        while claims and claims[-1].attempt == place:
-            claim = claims.pop()
-            if claim.end < free_until:
-                backward.append(Interval(place, claim.end, free_until, "other"))
-                free_until = claim.end
-            begin = free_until - claim.seconds
-            if begin < free_until:
-                backward.append(
-                    Interval(
-                        place,
-                        begin,
-                        free_until,
-                        claim.category,
-                        claim.step,
-                    )
-                )
-                free_until = begin
-        if free_until - attempt.begin > ROUNDING_S:
-            backward.append(Interval(place, attempt.begin, free_until, "other"))
+        start = Claim(place, attempt.begin, 0.0, "other")
+        for claim in [*reversed(claims[place]), start]:
+            end = min(claim.end, free_until)
+            if end < free_until:
+                backward.append((place, end, free_until, "other"))
+            free_until = end - claim.seconds
+            backward.append((place, free_until, end, claim.category))
         if place:
             end = timeline.attempts[place - 1].end
-            backward.append(Interval(place - 1, end, end + attempt.down_s, "down"))
+            backward.append((place - 1, end, end + attempt.down_s, "down"))
     return backward[::-1]
+
+
+class Schedule:
+    """When a run did what, on clocks that may not be those of its attempts.
+
+    Attributes:
+        seconds, category: (n,) of all its time, in order.
+        attempt: (n,) int, index of the attempt whose clock it is on.
+        has_gpus: (n,) bool; not where they were given back, after `make stop` or the end of training.
+        step_s, step_attempt: (steps,) seconds, NaN if unknown, and index of the attempt.
+        offsets: (attempts,) Unix seconds minus those of the attempt's clock, as the wall clock was set last.
+        processes: (attempts,) int; 0 if unknown.
+        boots: (attempts,) of the machine whose clock each has; None if unknown.
+    """
+
+    def __init__(self, run: Run, timeline: Timeline):
+        facts = dict(enumerate(run.attempts))
+        reasons = {}
+        for record in run.events:
+            if record["event"] == "end":
+                reasons[record.get("attempt")] = record.get("reason")
+        attempts = timeline.attempts
+        boots = [facts.get(attempt.number or 0, {}).get("boot_id") for attempt in attempts]
+        self.boots = np.array(boots)
+        self.offsets = np.array([[0.0, *attempt.offsets][-1] for attempt in attempts])
+        self.processes = np.array([attempt.world_size or 0 for attempt in attempts])
+        is_over = np.array(
+            [reasons.get(attempt.number) in ("stopped", "done") for attempt in attempts]
+        )
+
+        intervals = zip(*place_claims(timeline), strict=True)
+        self.attempt, begins, ends, self.category = map(np.array, intervals)
+        self.bounds = np.append(begins, ends[-1])
+        self.seconds = ends - begins
+        self.has_gpus = ~is_over[self.attempt] | (self.category != "down")
+
+        steps = zip(*timeline.steps(), strict=True)
+        self.step_attempt, self.step_ends, *_ = map(np.array, steps)
+        self.step_s = run.columns["step_ms"] / 1000
+
+    def find_edges(self, shifts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return where all time, and then all steps, begin and end, (n + steps,) each, on other clocks. Time without GPUs
+        has no length.
+
+        Args:
+            shifts: (attempts,) seconds by which these are ahead of the clock of each attempt.
+        """
+        attempt = np.append(self.attempt, self.attempt[-1])
+        bounds = np.maximum.accumulate(self.bounds + shifts[attempt])  # two attempts may overlap
+        step_ends = self.step_ends + shifts[self.step_attempt]
+        step_begins = step_ends - self.step_s
+        ends = np.where(self.has_gpus, bounds[1:], bounds[:-1])
+        return np.append(bounds[:-1], step_begins), np.append(ends, step_ends)

@@ -1,220 +1,225 @@
-"""Runs to one self-contained HTML page: a table, panels that the browser draws, a comparison, where the time went.
+"""Runs to one HTML file: what they are, charts that the browser draws, tables, and where the time went.
 
-    runs -> page_data.py: JSON, and every step's numbers packed -> unpacked and drawn by the scripts beside this file
+    runs -> facts, tables and words as HTML, for every reader
+         -> JSON and packed columns, which the scripts draw: view.js, series.js, chart.js, controls.js
 
-The page needs no network, and its content policy forbids it any. Its scripts use no library: page.css, drawing.js,
-unpack.js, chart.js, compare.js and page.js are put into it as they are.
+The page needs no network, and its content policy forbids any. Without JavaScript it shows a picture.
 """
 
-import html
+import base64
 import json
+import re
+import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from html import escape
 from pathlib import Path
+from string import Template
 from typing import Any
 
-from analysis import bar
-from analysis.curves import PANELS, RUN_COLOURS, has, not_finite_words, state, summary
-from analysis.load import Run
-from analysis.page.page_data import line_of, page_data
+import numpy as np
 
-SCRIPTS = ("drawing.js", "unpack.js", "chart.js", "compare.js", "page.js")
-THEMES = {
-    "light": {
-        "ink": "#1d2126",
-        "paper": "#fbfcfd",
-        "raised": "#ffffff",
-        "veil": "rgb(251 252 253 / 88%)",
-        "muted": "#646d78",
-        "grid": "#e3e7eb",
-        "edge": "#c5ccd4",
-        "trouble": "#b00020",
-        "spike": "#a06a00",
-    },
-    "dark": {
-        "ink": "#e3e6ea",
-        "paper": "#12151a",
-        "raised": "#191d23",
-        "veil": "rgb(18 21 26 / 88%)",
-        "muted": "#98a2ad",
-        "grid": "#2b323a",
-        "edge": "#465059",
-        "trouble": "#ff6b6b",
-        "spike": "#e6b400",
-    },
-}
+from analysis.groups import Comparison, find_differences, group_runs
+from analysis.panels import COLORS, PANELS, choose_line
+from analysis.runs import Run
+from analysis.summary import (
+    WORDS,
+    describe_not_finite,
+    describe_run,
+    find_style,
+    find_window,
+    list_marks,
+    summarize,
+)
+from record.goodput import CATEGORIES
+from record.metrics import duration, replace_nonfinite
+from record.run_paths import RunPaths
+
+SCRIPTS = ("view.js", "series.js", "chart.js", "controls.js")
+RATES = ("tokens_per_s", "mfu")
+COLUMNS = ("step", "tokens", "time", "step_ms", "minutes", "loss", "lr", "grad_norm", *RATES)
+EVALS = ("step", "full", "val_loss", "val_bpb", "core", "core_partial")
+SMOOTH = ("step", "tokens", "lr")  # their second differences are mostly 0
+CLOCK_TICKS = 1024  # per second: the clock is only an axis, and finer digits are noise
+COMPRESSED = r"; (\w+ -9) needs ([\d.]+)"  # train/hooks/evaluation.py writes it
 
 
-def write_page(path: Path, runs: Sequence[Run], names: Sequence[str]) -> Path:
-    """Write the page of these runs, shown under `names`; returns its path."""
-    data, numbers = page_data(runs, names)
-    title, below = (
-        (names[0], state(runs[0])) if len(runs) == 1 else (f"{len(runs)} training runs", "")
-    )
-    text = document(
-        title, below, table(runs, names), bar.bars_html(runs, names), remarks(runs), data, numbers
+def write_page(path: Path, runs: Sequence[Run], comparison: Comparison | None = None) -> None:
+    """Write the page of runs, each with a name of its own. Raises OSError.
+
+    A picture with the same name that ends in .png becomes part of the page, so write that first.
+    """
+    groups = group_runs(runs)
+    differences = find_differences(groups)
+    buffer = bytearray()
+    data: dict[str, Any] = {"panels": [asdict(panel) for panel in PANELS], "groups": [], "runs": []}
+    rows = []
+    for number, (group, members) in enumerate(groups.items()):
+        color, dash = choose_line(number)
+        data["groups"].append({"name": group, "color": f"--line{color}", "dash": dash})
+        settings = {name: values.get(group, "") for name, values in differences.items()}
+        for run in members:
+            data["runs"].append(describe_data(run, buffer) | {"group": number})
+            rows.append({"run": run.name} | summarize(run) | settings)
+    kinds = {mark["kind"] for run in data["runs"] for mark in run["marks"]}
+    data["marks"] = {kind: asdict(find_style(kind)) for kind in sorted(kinds)}
+    title = f"{len(runs)} runs"
+    facts = {
+        name: ", ".join(dict.fromkeys(values.values())) for name, values in differences.items()
+    }
+    if len(runs) == 1:
+        title = rows[0].pop("run")
+        facts = rows[0] | read_compressors(runs[0]) | describe_run(runs[0])
+    page = Template(read_file("page.html")).substitute(
+        title=escape(title),
+        style=read_file("page.css") + style_lines(),
+        facts=to_list(facts),
+        comparison=show_comparison(comparison) if comparison else "",
+        picture=show_picture(path.with_suffix(".png")),
+        runs=to_table(rows),
+        goodput="".join(map(show_goodput, runs)),
+        notes="".join(map(show_notes, runs)),
+        words=to_list(WORDS),
+        # "<" could end the script element; JSON may also write it as an escape
+        data=json.dumps(replace_nonfinite(data)).replace("<", "\\u003c"),
+        numbers=base64.b64encode(zlib.compress(buffer)).decode(),
+        scripts="".join(map(read_file, SCRIPTS)),
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
-    return path
+    path.write_text(page, encoding="utf-8")
 
 
-def beside(name: str) -> str:
-    """A script or the style sheet."""
+def read_file(name: str) -> str:
+    """Return a file next to this one."""
     return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
+def style_lines() -> str:
+    """Return the colors of the lines as variables of a style sheet."""
+    rules = ""
+    for theme, colors in COLORS.items():
+        variables = "".join(f" --line{number}: {color};" for number, color in enumerate(colors))
+        rules += f":root[data-theme={theme}] {{{variables} }}\n"
+    return rules
+
+
 # ---------------------------------------------------------------------------------------------------
-# The document
+# For the scripts
 # ---------------------------------------------------------------------------------------------------
 
 
-def table(runs: Sequence[Run], names: Sequence[str]) -> str:
-    """The summary, a row a run. With several runs it is their legend too, and each can be hidden."""
-    rows = [{key: in_lines(value) for key, value in summary(run).items()} for run in runs]
-    if len(runs) > 1:
-        rows = [
-            {"run": legend_entry(i, name), "state": html.escape(state(run))} | row
-            for i, (name, run, row) in enumerate(zip(names, runs, rows, strict=True))
-        ]
-    head = "".join(f"<th>{key}</th>" for key in rows[0])
-    cells = (
-        "".join(f'<td class="{key}">{value}</td>' for key, value in row.items()) for row in rows
-    )
-    body = "".join(f"<tr>{row}</tr>\n" for row in cells)
-    return f"<table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>"
+def describe_data(run: Run, buffer: bytearray) -> dict[str, Any]:
+    """Return what the scripts draw of a run. The numbers go to the buffer."""
+    return {
+        "name": run.name,
+        "loss_is": run.loss_is,
+        "started": run.started,
+        "window": find_window(run.steps),
+        "evals": [{key: record.get(key) for key in EVALS} for record in run.evals],
+        "marks": list_marks(run),
+        "columns": pack_columns(choose_columns(run), buffer),
+        "samples": pack_columns(vars(run.samples), buffer) if run.samples else {},
+    }
 
 
-def in_lines(value: str) -> str:
-    """A value, and below it what stands in brackets."""
-    first, bracket, rest = value.partition(" (")
-    return html.escape(first) + (f" <small>({html.escape(rest)}</small>" if bracket else "")
+def choose_columns(run: Run) -> dict[str, np.ndarray]:
+    """Return what the charts need of the steps, in a form that compresses. `openRuns` in series.js undoes it."""
+    columns = {name: run.columns[name] for name in COLUMNS}
+    step_ms = columns["step_ms"]
+    columns["minutes"] = columns["minutes"] - np.nancumsum(step_ms) / 60_000  # mostly 0
+    for name in RATES:
+        products = columns[name] * np.where(step_ms > 0, step_ms, 1.0)  # mostly the batch size
+        columns[name] = products.astype(np.float32)  # 7 digits do
+    columns["time"] = np.round(columns["time"] * CLOCK_TICKS) / CLOCK_TICKS
+    columns["not_finite"] = np.where(run.loss_not_finite, 1.0, np.nan)
+    return columns
 
 
-def legend_entry(i: int, name: str) -> str:
-    """A run's name behind a piece of its line and a box that hides it."""
-    colour, dash = line_of(i)
-    dashes = {"solid": "", "dash": "8 5", "dot": "2 3", "dashdot": "8 3 2 3"}[dash]
-    return (
-        f'<label><input type="checkbox" class="shown" value="{i}" checked> '
-        f'<svg width="34" height="10"><line x2="34" y1="5" y2="5" stroke="var({colour})" '
-        f'stroke-width="3" stroke-dasharray="{dashes}"/></svg> {html.escape(name)}</label>'
-    )
+def pack_columns(columns: Mapping[str, Any], buffer: bytearray) -> dict[str, Any]:
+    """Append (n,) columns to the buffer, and return where the page finds each. One without numbers is left out.
+
+        float64 -> bits as integers -> differences -> bytes transposed, and in the end zlib and base64
+
+    The high bytes of neighbors are mostly equal, so zlib removes most of what is transposed. In series.js `unpack` is
+    the other half.
+    """
+    heads = {}
+    for name, values in columns.items():
+        if not isinstance(values, np.ndarray) or not np.isfinite(values).any():
+            continue
+        order = 2 if name in SMOOTH else 0  # how many times differences are taken
+        heads[name] = {"at": len(buffer), "n": len(values), "order": order}
+        bits = np.ascontiguousarray(values, np.float64).view(np.int64)
+        for _ in range(order):
+            bits = np.diff(bits, prepend=0)  # wraps around, and so does the sum in the page
+        buffer += bits.view(np.uint8).reshape(-1, 8).T.tobytes()
+    return heads
 
 
-def remarks(runs: Sequence[Run]) -> list[str]:
-    """What a reader must know to read the curves."""
-    said = [
-        "Drag over a stretch to zoom, double-click to see all again; with a panel chosen by Tab, the arrow keys go "
-        "from step to step, + and - zoom. Every step is in this page, and its number as recorded.",
-        "Thin line: every step as recorded. Thick line: the mean over a window round each step. Circles: "
-        "validation loss; stars: on the full set. Training time is the sum of the steps, "
-        "without evaluations, saving and lost work.",
-    ]
-    if missing := [
-        panel.title
-        for panel in PANELS
-        if panel.y in ("tokens_per_s", "mfu", "lr", "grad_norm") and not has(panel, runs)
-    ]:
-        said.append(f"Not recorded, so not drawn: {'; '.join(missing)}.")
-    if bar.enough(runs):
-        said.append(
-            "Goodput: the share of the time since the first start that trained the steps which the run "
-            "still has. Lost work are steps gone back behind, or skipped; down is the time between an "
-            "attempt's last record and the start of the next one."
-        )
-    for loss_is in dict.fromkeys(run.loss_is for run in runs if run.loss_is):
-        names = ", ".join(run.name for run in runs if run.loss_is == loss_is)
-        said.append(
-            f"The loss of {names} is {loss_is}, as its log has it, and was not smoothed again; beside the raw "
-            "loss of another run it lags."
-        )
-    for run in runs:
-        if words := not_finite_words(run.not_finite, run.columns["step"]):
-            said.append(
-                f"{run.name}: {words}. These steps have no point, and no share in the mean."
-            )
-    if any(run.sampled for run in runs):
-        said.append(
-            "Power, energy and network come from the samplers of the GPUs, and are placed at steps by the "
-            "clock on the wall."
-        )
-    return said
+# ---------------------------------------------------------------------------------------------------
+# For the reader
+# ---------------------------------------------------------------------------------------------------
 
 
-def document(
-    title: str,
-    below: str,
-    summary_table: str,
-    bars: str,
-    said: Sequence[str],
-    data: Mapping[str, Any],
-    numbers: str,
-) -> str:
-    """The text of the page: heading, table, switches, panels, comparison, bars, remarks, numbers and scripts."""
-    # in a script element "<" could end the script; JSON may write it as an escape
-    known = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src 'unsafe-inline'; \
-style-src 'unsafe-inline'; img-src data: blob:">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{html.escape(title)}</title>
-<style>
-{style()}</style>
-</head>
-<body>
-<h1>{html.escape(title)}</h1>
-<p class="below">{html.escape(below)}</p>
-<div class="wide">{summary_table}</div>
-{SWITCHES}
-<div id="events"></div>
-<p id="trouble" hidden></p>
-<div class="panels" id="panels"></div>
-{COMPARISON}
-{bars}
-{"".join(f"<p>{html.escape(line)}</p>" for line in said)}
-<script type="application/json" id="data">{known}</script>
-<script type="text/plain" id="numbers">{numbers}</script>
-<script>
-{"".join(beside(name) for name in SCRIPTS)}</script>
-</body>
-</html>
-"""
+def to_list(terms: Mapping[str, str]) -> str:
+    """Return terms and what there is to say of them."""
+    items = ""
+    for term, words in terms.items():
+        items += f"<div><dt>{escape(term)}</dt><dd>{escape(words)}</dd></div>\n"
+    return items
 
 
-def style() -> str:
-    """page.css with the colours of both themes."""
-    text = beside("page.css")
-    for theme, colours in THEMES.items():
-        named = colours | {f"run{i}": colour for i, colour in enumerate(RUN_COLOURS[theme])}
-        text = text.replace(
-            theme.upper(), " ".join(f"--{name}: {colour};" for name, colour in named.items())
-        )
-    return text
+def to_table(rows: Sequence[Mapping[str, str]]) -> str:
+    """Return the head and the body of a table. rows: heading -> cell."""
+    headings = dict.fromkeys(heading for row in rows for heading in row)
+    lines = ""
+    for row in rows:
+        cells = (f"<td>{escape(row.get(heading, ''))}</td>" for heading in headings)
+        lines += f"<tr>{''.join(cells)}</tr>\n"
+    head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
+    return f"<thead><tr>{head}</tr></thead><tbody>{lines}</tbody>"
 
 
-AXES = """<option value="step">step</option><option value="tokens">tokens</option>
-<option value="minutes">training time</option><option value="wall">time since the start</option>"""
+def read_compressors(run: Run) -> dict[str, str]:
+    """Return how many bits per byte gzip and xz need for the same text, as a run's log says at its end."""
+    if run.folder is None:
+        return {}
+    log = RunPaths(run.folder).train_log
+    lines = log.read_text(errors="replace") if log.exists() else ""
+    return {f"bits per byte, {name}": bits for name, bits in re.findall(COMPRESSED, lines)}
 
-SWITCHES = f"""<div class="switches">
-<label>over <select id="axis">{AXES}</select></label>
-<label><input type="checkbox" id="log"> logarithmic loss</label>
-<label><input type="checkbox" id="cut"> fit after the steep start</label>
-<label>smoothing <input type="range" id="smooth" min="0" step="1"> <output id="window"></output></label>
-<label><input type="checkbox" id="raw" checked> raw line</label>
-<button id="whole" disabled>all of it</button>
-<button id="theme" class="end" aria-label="light or dark">light / dark</button>
-</div>"""
 
-COMPARISON = f"""<section id="compare" hidden>
-<h2>Compared</h2>
-<p><label>at equal <select id="equal">{AXES}</select></label>
-<label>and there: <input type="text" id="place" size="12" inputmode="decimal"> <span id="unit"></span></label>
-<span id="left"></span></p>
-<div class="wide" id="by"></div>
-<div class="wide" id="there"></div>
-<p>Loss as smoothed above, on the line between two steps; the difference is from the first run shown. The table ends
-where the first of them ended.</p>
-</section>"""
+def show_comparison(comparison: Comparison) -> str:
+    """Return the verdicts and the table of `make compare`."""
+    sentences = "".join(f"<p>{escape(sentence)}</p>" for sentence in comparison.sentences)
+    return f"{sentences}<div class=scroll><table>{to_table(comparison.rows)}</table></div>"
+
+
+def show_picture(path: Path) -> str:
+    """Return a picture as part of the page."""
+    if not path.exists():
+        return ""
+    data = base64.b64encode(path.read_bytes()).decode()
+    return f'<img alt="All curves of this page" src="data:image/png;base64,{data}">'
+
+
+def show_goodput(run: Run) -> str:
+    """Return where the time went, as a bar and in words."""
+    goodput = run.goodput
+    if goodput is None or not goodput.wall_s:
+        return ""
+    parts = ""
+    for category, seconds in goodput.seconds.items():
+        words = f"{CATEGORIES[category]} {duration(seconds)}"
+        width = f"width:{seconds / goodput.wall_s:.4%}"
+        parts += f'<span class="{category}" title="{words}" style="{width}">{words}</span>'
+    words = escape(f"{run.name}: {goodput.summary()}")
+    return f'<p>{words}</p><div class="bar">{parts}</div>\n'
+
+
+def show_notes(run: Run) -> str:
+    """Return what a reader must know to read the curves of a run."""
+    notes = [*run.remarks, describe_not_finite(run)]
+    if run.loss_is:
+        notes.append(f"the loss is {run.loss_is}, as its log has it.")
+    return "".join(f"<p>{escape(f'{run.name}: {note}')}</p>\n" for note in notes if note)

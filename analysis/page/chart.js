@@ -1,318 +1,242 @@
-"use strict";
-// One diagram on a canvas: lines, points and events over x; drag to zoom, hover for the exact values.
-//
-// A line of more points than pixels is drawn by the first, lowest, highest and last of each column of pixels, taken
-// anew from all points at every zoom. x never falls; y is NaN where nothing is known, and the line has a gap there.
+// Draws lines on a pen: the context of a canvas, or an SvgPen. A line of more points than pixels is drawn by
+// the first, lowest, highest and last of each column of pixels. x never falls; where y is NaN is a gap.
 
-const MARGIN = {left: 62, right: 16, top: 8, bottom: 38};
-const REACH = 7;       // pixels, within which a point or an event counts as under the pointer
-const CUT = 0.05;      // of x, which does not count for y where the steep beginning is cut
-const FEW = 60;        // points in view, up to which each is marked
-const DASHES = {solid: [], dash: [8, 5], dot: [2, 3], dashdot: [8, 3, 2, 3]};
+const MARGIN = {left: 62, right: 16, top: 10, bottom: 38};
+const DASHES = {solid: [], dashed: [8, 6], dotted: [1, 5], dashdot: [8, 5, 1, 5]};
+const STAR = "\u2605";  // the validation loss on the full set
+const GLYPHS = {up: "\u25b2", right: "\u25ba", left: "\u25c4", cross: "\u00d7", diamond: "\u25c6",
+                ring: "\u25cb", square: "\u25a0"};
 
-class Chart {
-  // spec: title, unit, zero (y begins at 0), digits of hovered means
-  constructor(place, spec, page) {
-    this.spec = spec;
-    this.page = page;
-    this.range = null;  // [from, to] of x; null for all
-    this.lines = [];
-    this.box = document.createElement("section");
-    this.box.className = "panel";
-    this.box.tabIndex = 0;
-    this.box.setAttribute("aria-label", spec.title);
-    this.box.innerHTML = '<h2></h2><div class="plot"><canvas></canvas><canvas></canvas></div>'
-      + '<div class="tip" hidden></div>';
-    this.box.querySelector("h2").textContent = spec.title;
-    [this.canvas, this.over] = this.box.querySelectorAll("canvas");
-    this.tip = this.box.querySelector(".tip");
-    place.append(this.box);
-    this.over.addEventListener("pointerdown", event => this.press(event));
-    this.over.addEventListener("pointermove", event => this.move(event));
-    this.over.addEventListener("pointerup", event => this.release(event));
-    this.over.addEventListener("pointerleave", () => this.page.point(this, null));
-    this.over.addEventListener("dblclick", () => this.page.zoom(this, null));
-    this.box.addEventListener("keydown", event => this.key(event));
+// ---- Numbers ----
+// Round values, 1, 2 or 5 times a power of ten apart, about `count` of them.
+function ticks(low, high, count) {
+  const rough = (high - low) / Math.max(2, count), power = 10 ** Math.floor(Math.log10(rough)), places = [];
+  const step = power * [1, 2, 5, 10].find(factor => factor * power >= rough * 0.999);
+  for (let i = Math.ceil(low / step - 1e-9); i * step <= high * (1 + 1e-12); i++) places.push(i * step + 0);
+  return places;
+}
+
+function logTicks(low, high) {
+  const places = [];
+  if (high < 6 * low) return ticks(low, high, 6);
+  for (let power = 10 ** Math.floor(Math.log10(low)); power <= high; power *= 10) {
+    places.push(...[power, 2 * power, 5 * power].filter(value => value >= low && value <= high));
   }
+  return places;
+}
 
-  // lines: {x, y, mean, isMean, low, high, name, colour, dash}; points: {x, y, words, colour, full};
-  // events: {x, words, symbol, colour, upright}.
-  // axis: {key, title, extent}, extent being [from, to] of all runs shown.
-  show(lines, points, events, axis, log) {
-    Object.assign(this, {lines, points, events, axis, log});
-    this.box.hidden = !lines.length && !points.length;
-    this.draw();
+// On an axis: 1.5M, 200K, 0.003, 2E-5.
+function short(value) {
+  const notation = value && Math.abs(value) < 1e-3 ? "scientific" : "compact";
+  return value.toLocaleString("en", {notation, maximumSignificantDigits: 6});
+}
+
+// In full: 9 digits tell any two float32 apart.
+function full(value, digits = 9) {
+  if (!Number.isFinite(value)) return {[Infinity]: "inf", [-Infinity]: "-inf"}[value] || "n/a";
+  const maximumSignificantDigits = Number.isInteger(value) ? 21 : digits;
+  return value.toLocaleString("en", {maximumSignificantDigits, useGrouping: "min2"});
+}
+
+// ---- Scales ----
+// Pass the lowest and highest value between two indices to `see`; clipped: without those far from others.
+function findRange(values, from, to, isKnown, see) {
+  const size = view.clip ? Math.max(20, Math.ceil((to - from) / 100)) : 1, hop = Math.ceil(size / 100);
+  for (let start = from; start < to; start += size) {
+    const near = [];
+    const end = Math.min(start + size, to);
+    for (let i = start; i < end; i += hop) if (isKnown(values[i])) near.push(values[i]);
+    if (!near.length) continue;
+    near.sort((a, b) => a - b);
+    const at = share => near[Math.round(share * (near.length - 1))], reach = 2 * (at(0.9) - at(0.1));
+    see(Math.max(near[0], at(0.5) - reach));
+    see(Math.min(near.at(-1), at(0.5) + reach));
   }
+}
 
-  // -------------------------------------------------------------------------------------------------
-  // Scales
-  // -------------------------------------------------------------------------------------------------
+// The indices of a line's points in view, and one more on either side.
+const inside = ({x}, x0, x1) => [Math.max(0, before(x, x0)), Math.min(x.length, before(x, x1) + 2)];
 
-  scale() {
-    const [x0, x1] = this.range || this.axis.extent;
-    let low = Infinity, high = -Infinity;
-    const start = this.page.cut && this.spec.loss && !this.range ? x0 + CUT * (x1 - x0) : x0;
-    const see = value => {
-      if (!Number.isFinite(value) || (this.log && value <= 0)) return;
-      if (value < low) low = value;
-      if (value > high) high = value;
-    };
-    for (const line of this.lines) {
-      const [from, to] = this.inside(line, start, x1);
-      const shown = [line.low, line.high, this.page.raw || !line.mean ? line.y : null, line.mean];
-      for (const values of shown) if (values) for (let i = from; i < to; i++) see(values[i]);
-    }
-    for (const point of this.points) if (point.x >= start && point.x <= x1) see(point.y);
-    if (low > high) [low, high] = this.log ? [0.1, 1] : [0, 1];
-    if (this.log) {
-      const room = Math.max(Math.log(high / low) * 0.04, 1e-6);
-      [low, high] = [low * Math.exp(-room), high * Math.exp(room)];
-    } else {
-      if (this.spec.zero && low > 0) low = 0;
-      const room = (high - low || Math.abs(high) || 1) * 0.05;
-      high += room;
-      if (!(this.spec.zero && low === 0)) low -= room;
-    }
-    const place = value => this.log ? Math.log(value) : value;
-    const bottom = place(low), slope = (this.height - MARGIN.top - MARGIN.bottom) / (place(high) - bottom);
-    const width = this.width - MARGIN.left - MARGIN.right;
-    this.at = {
-      x0, x1, low, high, width,
-      x: value => MARGIN.left + (value - x0) / (x1 - x0) * width,
-      y: value => this.height - MARGIN.bottom - (place(value) - bottom) * slope,
-      back: pixel => x0 + (pixel - MARGIN.left) / width * (x1 - x0)};
-  }
-
-  // The points of a line in view, and one beyond on either side.
-  inside(line, x0, x1) {
-    return [Math.max(0, before(line.x, x0)), Math.min(line.x.length, before(line.x, x1) + 2)];
-  }
-
-  // -------------------------------------------------------------------------------------------------
-  // Drawing
-  // -------------------------------------------------------------------------------------------------
-
-  draw() {
-    if (this.box.hidden) return;
-    const ratio = window.devicePixelRatio || 1;
-    this.width = this.over.parentElement.clientWidth;
-    this.height = this.over.parentElement.clientHeight;
-    if (!this.width) return;
-    for (const canvas of [this.canvas, this.over]) {
-      canvas.width = this.width * ratio;
-      canvas.height = this.height * ratio;
-      canvas.getContext("2d").setTransform(ratio, 0, 0, ratio, 0, 0);
-    }
-    this.css = getComputedStyle(document.documentElement);
-    this.scale();
-    const pen = this.canvas.getContext("2d");
-    this.grid(pen);
-    pen.save();
-    pen.beginPath();
-    pen.rect(MARGIN.left, MARGIN.top - 4, this.at.width + 1, this.height - MARGIN.top - MARGIN.bottom + 8);
-    pen.clip();
-    this.upright(pen);
-    this.inView = 0;
-    for (const line of this.lines) {
-      const [from, to] = this.inside(line, this.at.x0, this.at.x1), few = to - from <= FEW;
-      this.inView += to - from;
-      if (line.low) this.band(pen, line, from, to);
-      const bare = !line.mean || line.isMean;
-      if (this.page.raw || bare) {
-        this.stroke(pen, line, line.y, from, to, bare ? 1.7 : 0.8, bare ? 1 : 0.38, bare && !line.isMean, few);
-      }
-      if (line.mean && !line.isMean) this.stroke(pen, line, line.mean, from, to, 1.9, 1, true, false);
-    }
-    pen.restore();
-    for (const point of this.points) if (point.x >= this.at.x0 && point.x <= this.at.x1) this.dot(pen, point);
-    this.edge(pen);
-    this.box.dataset.inView = this.inView;
-    this.box.dataset.range = `${this.at.x0},${this.at.x1}`;
-  }
-
-  colour(name) {
-    return name.startsWith("--") ? this.css.getPropertyValue(name).trim() : name;
-  }
-
-  grid(pen) {
-    const {at, axis} = this, bottom = this.height - MARGIN.bottom;
-    pen.clearRect(0, 0, this.width, this.height);
-    pen.font = "11.5px system-ui, sans-serif";
-    pen.strokeStyle = this.colour("--grid");
-    pen.fillStyle = this.colour("--muted");
-    pen.lineWidth = 1;
-    pen.textAlign = "right";
-    pen.textBaseline = "middle";
-    const marks = this.log ? logTicks(at.low, at.high) : ticks(at.low, at.high, this.height / 48);
-    for (const value of marks) {
-      const y = Math.round(at.y(value)) + 0.5;
-      pen.beginPath();
-      pen.moveTo(MARGIN.left, y);
-      pen.lineTo(this.width - MARGIN.right, y);
-      pen.stroke();
-      pen.fillText(short(value), MARGIN.left - 7, y);
-    }
-    pen.textAlign = "center";
-    pen.textBaseline = "top";
-    for (const value of ticks(at.x0, at.x1, at.width / 90)) {
-      const x = Math.round(at.x(value)) + 0.5;
-      pen.beginPath();
-      pen.moveTo(x, bottom);
-      pen.lineTo(x, bottom + 4);
-      pen.stroke();
-      pen.fillText(short(value), x, bottom + 7);
-    }
-    pen.fillText(axis.title, MARGIN.left + at.width / 2, bottom + 22);
-  }
-
-  // The lower edge with the events on it, which lie on all else.
-  edge(pen) {
-    const bottom = this.height - MARGIN.bottom + 0.5;
-    pen.strokeStyle = this.colour("--muted");
-    pen.lineWidth = 1;
-    pen.beginPath();
-    pen.moveTo(MARGIN.left, bottom);
-    pen.lineTo(this.width - MARGIN.right, bottom);
-    pen.stroke();
-    for (const event of this.events) {
-      const x = this.at.x(event.x);
-      if (x < MARGIN.left - 1 || x > this.width - MARGIN.right + 1) continue;
-      mark(pen, event.symbol, x, bottom - 1, this.colour(event.colour));
+function findYRange({panel, lines, points, isLog}, x0, x1) {
+  let low = Infinity, high = -Infinity;
+  const isKnown = value => Number.isFinite(value) && (!isLog || value > 0);
+  const see = value => {
+    if (value < low) low = value;
+    if (value > high) high = value;
+  };
+  for (const line of lines.flatMap(line => view.raw && line.members ? [line, ...line.members] : line)) {
+    for (const values of [line.y, line.low, line.high, view.raw && line.raw]) {
+      if (values) findRange(values, ...inside(line, x0, x1), isKnown, see);
     }
   }
+  for (const {x, y} of points) if (x >= x0 && x <= x1 && isKnown(y)) see(y);
+  if (low > high) return [0.1, 1];
+  if (isLog) {
+    const room = Math.max((high / low) ** 0.04, 1.001);
+    return [low / room, high * room];
+  }
+  if (panel.starts_at_zero && low >= 0) return [0, 1.05 * high || 1];
+  const room = (high - low || Math.abs(high) || 1) * 0.05;
+  return [low - room, high + room];
+}
 
-  upright(pen) {
-    pen.lineWidth = 1;
-    pen.setLineDash([2, 3]);
-    for (const event of this.events) if (event.upright) {
-      pen.strokeStyle = this.colour(event.colour);
-      pen.beginPath();
-      pen.moveTo(this.at.x(event.x), MARGIN.top);
-      pen.lineTo(this.at.x(event.x), this.height - MARGIN.bottom);
-      pen.stroke();
-    }
+// From values to pixels, and back.
+function findScale(chart) {
+  const {width, height, isLog} = chart, [x0, x1] = chooseRange(view.zoom[chart.key], chart.extent);
+  const given = view.y[chart.name], canShow = !isLog || given?.[0] > 0;
+  const [low, high] = chooseRange(canShow && given, findYRange(chart, x0, x1));
+  const wide = width - MARGIN.left - MARGIN.right, bottom = height - MARGIN.bottom;
+  const place = isLog ? Math.log : Number, value = isLog ? Math.exp : Number;
+  const base = place(low), slope = (bottom - MARGIN.top) / (place(high) - base);
+  return {x0, x1, low, high, wide, bottom,
+          x: x => MARGIN.left + (x - x0) / (x1 - x0) * wide,
+          y: y => bottom - (place(y) - base) * slope,
+          toX: pixel => x0 + (pixel - MARGIN.left) / wide * (x1 - x0),
+          toY: pixel => value(base + (bottom - pixel) / slope)};
+}
+
+// ---- Drawing ----
+// chart: panel, key (of x), extent, isLog, lines, points, marks, width, height; `at` becomes its scale.
+function draw(pen, chart) {
+  const at = chart.at = findScale(chart);
+  const isInside = ({x, y}) => x >= at.x0 && x <= at.x1 && !(y < at.low || y > at.high);
+  drawGrid(pen, chart);
+  pen.save();
+  pen.beginPath();
+  pen.rect(MARGIN.left, MARGIN.top - 4, at.wide + 1, at.bottom - MARGIN.top + 8);
+  pen.clip();
+  pen.setLineDash([2, 3]);
+  for (const mark of chart.marks) if (mark.is_upright) {
+    pen.strokeStyle = findColor(mark.color);
+    drawSegment(pen, at.x(mark.x), MARGIN.top, at.x(mark.x), at.bottom);
+  }
+  for (const line of chart.lines) {
+    pen.strokeStyle = pen.fillStyle = findColor(line.color);
     pen.setLineDash([]);
+    if (line.low) drawBand(pen, at, line);
+    for (const thin of view.raw ? line.members || [line] : []) {
+      if (thin.raw || line.members) drawLine(pen, chart, thin, thin.raw || thin.y, 0.8, 0.38);
+    }
+    pen.setLineDash(DASHES[line.dash]);
+    drawLine(pen, chart, line, line.y, 1.9, 1);
   }
+  pen.restore();
+  pen.setLineDash([]);
+  for (const {x, y, glyph, run} of chart.points.filter(isInside)) {
+    drawText(pen, glyph, at.x(x), at.y(y), "center", run.group.color, glyph === STAR ? 18 : 12);
+  }
+  for (const mark of chart.marks.filter(isInside)) {
+    drawText(pen, GLYPHS[mark.symbol], at.x(mark.x), at.bottom - 5, "center", mark.color);
+  }
+}
 
-  stroke(pen, line, y, from, to, width, alpha, dashed, few) {
-    const {at} = this, log = this.log;
-    pen.strokeStyle = pen.fillStyle = this.colour(line.colour);
-    pen.globalAlpha = alpha;
-    pen.lineWidth = width;
-    pen.lineJoin = "round";
-    pen.setLineDash(dashed ? DASHES[line.dash] : []);
-    pen.beginPath();
-    let open = false, i = from;
-    const go = (x, value) => {
-      if (open) pen.lineTo(x, at.y(value)); else pen.moveTo(x, at.y(value));
-      open = true;
-    };
-    const thin = to - from > 4 * at.width;
-    const xs = line.x, left = MARGIN.left, slope = at.width / (at.x1 - at.x0);
-    while (i < to) {
-      const first = y[i];
-      if (!(log ? first > 0 && first < Infinity : Math.abs(first) < Infinity)) {
-        open = false;
-        i++;
-        continue;
-      }
-      if (!thin) {
-        go(left + (xs[i] - at.x0) * slope, first);
-        i++;
-        continue;
-      }
+function drawSegment(pen, x0, y0, x1, y1) {
+  pen.beginPath();
+  pen.moveTo(x0, y0);
+  pen.lineTo(x1, y1);
+  pen.stroke();
+}
+
+function drawText(pen, text, x, y, align, color = "--muted", size = 11.5) {
+  const font = `${size}px system-ui, sans-serif`;
+  Object.assign(pen, {font, textAlign: align, textBaseline: "middle", fillStyle: findColor(color)});
+  pen.fillText(text, x, y);
+}
+
+function drawGrid(pen, {at, width, height, isLog, key}) {
+  const right = width - MARGIN.right;
+  Object.assign(pen, {lineWidth: 1, strokeStyle: findColor("--grid")});
+  for (const value of (isLog ? logTicks : ticks)(at.low, at.high, height / 48)) {
+    const y = Math.round(at.y(value)) + 0.5;
+    drawSegment(pen, MARGIN.left, y, right, y);
+    drawText(pen, short(value), MARGIN.left - 7, y, "right");
+  }
+  pen.strokeStyle = findColor("--muted");
+  drawSegment(pen, MARGIN.left, at.bottom + 0.5, right, at.bottom + 0.5);
+  for (const value of ticks(at.x0, at.x1, at.wide / 90)) {
+    const x = Math.round(at.x(value)) + 0.5;
+    drawSegment(pen, x, at.bottom, x, at.bottom + 4);
+    drawText(pen, short(value), x, at.bottom + 13, "center");
+  }
+  drawText(pen, AXES[key], MARGIN.left + at.wide / 2, at.bottom + 28, "center");
+}
+
+function drawLine(pen, {at, isLog}, line, ys, lineWidth, alpha) {
+  const xs = line.x, [from, to] = inside(line, at.x0, at.x1), isDense = to - from > 4 * at.wide;
+  const slope = at.wide / (at.x1 - at.x0);
+  const isKnown = value => isLog ? value > 0 && value < Infinity : Math.abs(value) < Infinity;
+  let isOpen = false;
+  const go = (x, value) => {
+    if (!isOpen) pen.moveTo(x, at.y(value));
+    pen.lineTo(x, at.y(value));  // also a point alone, as a dot
+    isOpen = true;
+  };
+  Object.assign(pen, {globalAlpha: alpha, lineWidth, lineJoin: "round", lineCap: "round"});
+  pen.beginPath();
+  for (let i = from; i < to; i++) {
+    const first = ys[i];
+    if (!isKnown(first)) {
+      isOpen = false;
+    } else if (!isDense) {
+      go(MARGIN.left + (xs[i] - at.x0) * slope, first);
+    } else {
       const pixel = Math.floor((xs[i] - at.x0) * slope), end = at.x0 + (pixel + 1) / slope;
       let low = first, high = first, last = first;
-      for (i++; i < to && xs[i] < end; i++) {
-        const value = y[i];
-        if (!(log ? value > 0 && value < Infinity : Math.abs(value) < Infinity)) break;
-        if (value < low) low = value;
-        if (value > high) high = value;
-        last = value;
+      for (; i + 1 < to && xs[i + 1] < end && isKnown(ys[i + 1]); i++) {
+        last = ys[i + 1];
+        if (last < low) low = last;
+        if (last > high) high = last;
       }
-      const x = left + pixel + 0.5;
-      go(x, first);
-      if (low < first) go(x, low);
-      if (high > low) go(x, high);
-      if (last !== high) go(x, last);
-    }
-    pen.stroke();
-    if (few) for (i = from; i < to; i++) if (Number.isFinite(y[i]) && !(log && y[i] <= 0)) {
-      pen.beginPath();
-      pen.arc(at.x(xs[i]), at.y(y[i]), 2.2, 0, 7);
-      pen.fill();
-    }
-    pen.globalAlpha = 1;
-    pen.setLineDash([]);
-  }
-
-  // From the lowest to the highest of each stretch.
-  band(pen, line, from, to) {
-    const go = (x, value) => {
-      if (!Number.isNaN(value)) pen.lineTo(this.at.x(x), this.at.y(value));
-    };
-    pen.fillStyle = this.colour(line.colour);
-    pen.globalAlpha = 0.2;
-    pen.beginPath();
-    for (let i = from; i < to; i++) go(line.x[i], line.high[i]);
-    for (let i = to - 1; i >= from; i--) go(line.x[i], line.low[i]);
-    pen.fill();
-    pen.globalAlpha = 1;
-  }
-
-  dot(pen, point) {
-    const x = this.at.x(point.x), y = this.at.y(point.y);
-    if (y < MARGIN.top - 6 || y > this.height - MARGIN.bottom) return;
-    pen.fillStyle = this.colour(point.colour);
-    pen.strokeStyle = this.colour("--ink");
-    pen.lineWidth = 1;
-    pen.beginPath();
-    if (point.full) star(pen, x, y, 8); else pen.arc(x, y, 4, 0, 7);
-    pen.fill();
-    pen.stroke();
-  }
-
-  // -------------------------------------------------------------------------------------------------
-  // Pointer and keys
-  // -------------------------------------------------------------------------------------------------
-
-  press(event) {
-    this.from = event.offsetX;
-    this.over.setPointerCapture(event.pointerId);
-  }
-
-  move(event) {
-    this.page.point(this, event.offsetX);
-    if (this.from !== undefined && Math.abs(event.offsetX - this.from) > 4) {
-      const pen = this.over.getContext("2d");
-      pen.fillStyle = this.colour("--ink");
-      pen.globalAlpha = 0.12;
-      pen.fillRect(this.from, MARGIN.top, event.offsetX - this.from, this.height - MARGIN.top - MARGIN.bottom);
-      pen.globalAlpha = 1;
+      for (const value of [first, low, high, last]) go(MARGIN.left + pixel + 0.5, value);
     }
   }
+  pen.stroke();
+  pen.globalAlpha = 1;
+}
 
-  release(event) {
-    const from = this.from;
-    this.from = undefined;
-    if (from === undefined || Math.abs(event.offsetX - from) <= 4) return;
-    const ends = [this.at.back(from), this.at.back(event.offsetX)].sort((a, b) => a - b);
-    const [first, last] = this.axis.extent;
-    this.page.zoom(this, [Math.max(ends[0], first), Math.min(ends[1], last)]);
+function drawBand(pen, at, {x, low, high}) {
+  const [from, to] = inside({x}, at.x0, at.x1), hop = Math.ceil((to - from) / (4 * at.wide)), order = [];
+  for (let i = from; i < to; i += hop) if (Number.isFinite(low[i])) order.push(i);
+  pen.globalAlpha = 0.2;
+  pen.beginPath();
+  for (const i of order) pen.lineTo(at.x(x[i]), at.y(high[i]));
+  for (const i of order.reverse()) pen.lineTo(at.x(x[i]), at.y(low[i]));
+  pen.fill();
+  pen.globalAlpha = 1;
+}
+
+// What draw() needs of a canvas, as an SVG document.
+class SvgPen {
+  constructor(width, height) { Object.assign(this, {width, height, parts: [], globalAlpha: 1, dash: ""}); }
+  beginPath() { this.path = ""; }
+  moveTo(x, y) { this.path += `M${x.toFixed(2)} ${y.toFixed(2)}`; }
+  lineTo(x, y) { this.path += `${this.path ? "L" : "M"}${x.toFixed(2)} ${y.toFixed(2)}`; }
+  rect(x, y, width, height) { this.path += `M${x} ${y}h${width}v${height}h${-width}z`; }
+  fillRect(...sides) { this.beginPath(); this.rect(...sides); this.fill(); }
+  arc(x, y, radius) {
+    const half = `a${radius} ${radius} 0 1 0 `;
+    this.path += `M${x - radius} ${y}${half}${2 * radius} 0${half}${-2 * radius} 0`;
   }
-
-  // Left and right go from point to point, + and - zoom, 0 and Escape show all.
-  key(event) {
-    const {x0, x1} = this.at, middle = this.cursor === undefined ? (x0 + x1) / 2 : this.at.back(this.cursor);
-    const zoom = factor => this.page.zoom(this, [middle - (middle - x0) * factor, middle + (x1 - middle) * factor]);
-    const line = this.lines[0];
-    if (event.key === "+") zoom(0.5);
-    else if (event.key === "-") zoom(2);
-    else if (event.key === "0" || event.key === "Escape") this.page.zoom(this, null);
-    else if ((event.key === "ArrowLeft" || event.key === "ArrowRight") && line) {
-      const i = nearest(line.x, middle) + (event.key === "ArrowLeft" ? -1 : 1);
-      if (i >= 0 && i < line.x.length) this.page.point(this, this.at.x(line.x[i]));
-    } else return;
-    event.preventDefault();
+  add(style) { this.parts.push(`<path d="${this.path}" opacity="${this.globalAlpha}" ${style}/>`); }
+  fill() { this.add(`fill="${this.fillStyle}"`); }
+  stroke() {
+    const dash = `stroke-linecap="round" stroke-dasharray="${this.dash}"`;
+    this.add(`fill="none" stroke="${this.strokeStyle}" stroke-width="${this.lineWidth}" ${dash}`);
+  }
+  setLineDash(dash) { this.dash = dash.join(" "); }
+  save() {}
+  clip() {
+    this.parts.push(`<clipPath id="plot"><path d="${this.path}"/></clipPath><g clip-path="url(#plot)">`);
+  }
+  restore() { this.parts.push("</g>"); }
+  fillText(text, x, y) {
+    const anchor = {right: "end", center: "middle", left: "start"}[this.textAlign];
+    const place = `x="${x}" y="${y + 0.35 * parseFloat(this.font)}" text-anchor="${anchor}"`;
+    const words = text.replace(/[&<>]/g, letter => `&#${letter.charCodeAt(0)};`);
+    this.parts.push(`<text ${place} style="font: ${this.font}" fill="${this.fillStyle}">${words}</text>`);
+  }
+  toString() {
+    const size = `width="${this.width}" height="${this.height}"`;
+    return `<svg xmlns="http://www.w3.org/2000/svg" ${size}>${this.parts.join("")}</svg>`;
   }
 }

@@ -1,352 +1,331 @@
-"""The page in a browser: what it draws, what it says under the pointer, after a zoom, and with each switch."""
+"""The page in a browser: what it shows, with each control, by pointer, touch and keys, and without JavaScript."""
 
-import dataclasses
+import base64
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from analysis.curves import smoothed, smoothing_window
-from analysis.load import Run, Sampled, load
-from analysis.logs.dialect import read_dialects
-from analysis.logs.log_runs import drawn, read_log
+from analysis.energy.result import Samples
 from analysis.page.build import write_page
-from tests.analysis.test_plots import START, write_run
+from analysis.runs import Run, read_run
+from analysis.summary import find_window, smooth
+from record.goodput import CATEGORIES, Goodput
+from settings.config import Config
+from tests.analysis import made_runs
+from tests.analysis.made_runs import START, write_run
 from tests.browser import Browser, needs_chromium
 
 pytestmark = needs_chromium
 
-N, BATCH = 1000, 524288
-RNG = np.random.default_rng(2)
-SECONDS = 0.35 + 0.01 * RNG.random(N)
-LOSS = (
-    (3 + 8 * np.exp(-np.arange(N) / 20) + 0.05 * RNG.normal(size=N))
-    .astype(np.float32)
-    .astype(np.float64)
+LOSS = "Loss (nats per token) by step"
+RANGES = "[c.at.x0, c.at.x1, c.at.low, c.at.high]"
+PIXEL = (
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNk+A8AAQUBAScY42YAAAAASUVORK5CYII="
 )
-LOSS[700] += 4
 
 
-def records(n: int = N, faster: float = 1.0, lower: float = 0.0) -> list[dict]:
-    """A run of so many steps. Its record's clock starts at START, and it resumes at step 400."""
-    took = SECONDS[:n] / faster
-    ends = START + 60 + np.cumsum(took)
-    made: list[dict] = [{"event": "start", "step": 0, "time": START, "attempt": 0}]
-    for i in range(n):
-        speed = BATCH / took[i]
-        made.append(
-            {
-                "event": "step",
-                "step": i + 1,
-                "tokens": (i + 1) * BATCH,
-                "time": ends[i],
-                "loss": LOSS[i] - lower,
-                "grad_norm": 0.5,
-                "lr": 6e-4 * (1 - i / N),
-                "step_ms": 1000 * took[i],
-                "tokens_per_s": speed,
-                "mfu": speed * 3e-5,
-            }
+def make_run(name: str = "d16", n: int = 1000, lower: float = 0.0, **facts: Any) -> Run:
+    """Return a run of n steps that was evaluated after half of them. Its clock starts 60 s before the first."""
+    random = np.random.default_rng(2)
+    step = np.arange(1.0, n + 1)
+    step_ms = 350 + 10 * random.random(n)
+    loss = np.float32(3 + 8 * np.exp(-step / 20) + random.normal(size=n) / 20 - lower)
+    columns = {
+        "tokens": step * 524288,
+        "time": START + 60 + np.cumsum(step_ms) / 1000,
+        "step_ms": step_ms,
+        "minutes": np.cumsum(step_ms) / 60_000,
+        "grad_norm": random.random(n, np.float32).astype(float),
+        "lr": 6e-4 * (1 + np.cos(step / n)),
+        "tokens_per_s": 524288 / step_ms * 1000,
+    }
+    evals = [made_runs.make_eval(n // 2, 3.125 - lower)]
+    return made_runs.make_run(name, list(loss), evals, columns=columns, **facts)
+
+
+def wait(is_done: Callable[[], bool]) -> None:
+    for _ in range(1000):
+        if is_done():
+            return
+        time.sleep(0.02)
+    pytest.fail("nothing happened in 20 s")
+
+
+class Page(Browser):
+    """A browser with a page of runs, and what a reader does there."""
+
+    path: Path
+
+    def draw(self, *runs: Run, width: int = 1280, **more: Any) -> None:
+        is_phone = width < 500
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": is_phone}
+        self.call("Emulation.setDeviceMetricsOverride", **size)
+        self.call("Emulation.setTouchEmulationEnabled", enabled=is_phone)
+        write_page(self.path, runs, **more)
+        self.open(self.path)
+
+    def select(self, name: str, value: str) -> None:
+        self.value(
+            f"{{ const box = document.querySelector('[data-view={name}]'); box.value = '{value}';"
+            " box.dispatchEvent(new Event('input', {bubbles: true})); }"
         )
-        if i + 1 == 400:
-            made.append({"event": "resume", "step": 400, "time": ends[i], "attempt": 1})
-        if i + 1 in (250, 500):
-            made.append(
-                {
-                    "event": "eval",
-                    "step": i + 1,
-                    "time": ends[i],
-                    "val_loss": 3.125 - lower,
-                    "val_bpb": 1.0,
-                    "full": False,
-                }
-            )
-    return made
 
+    def click(self, selector: str) -> None:
+        self.value(f"document.querySelector('{selector}').click()")
 
-def samples(run: Run) -> Sampled:
-    """One GPU at 500 W for the time of the run, 10 stretches."""
-    begin, end = run.started, float(run.columns["time"][-1])
-    time = begin + (np.arange(10) + 0.5) * (end - begin) / 10
-    watts = 500.0 + np.arange(10)
-    return Sampled(2, time, watts, watts - 50, watts + 50, np.arange(10) / 8, None, None)
+    def chart(self, title: str, expression: str) -> Any:
+        """Return what an expression is for the chart `c`."""
+        find = f"charts.find(c => c.heading.textContent.startsWith({json.dumps(title)}))"
+        return self.value(f"(c => {expression})({find})")
+
+    def place(self, title: str, x: float, share: float = 0.5) -> tuple[float, float]:
+        """Return where a value of x is on the screen, at a share of the height of a chart."""
+        self.chart(title, "c.box.scrollIntoView({block: 'center'})")
+        box = "c.over.getBoundingClientRect()"
+        left, top = self.chart(title, f"[{box}.x + c.at.x({x}), {box}.y + {share} * c.height]")
+        return left, top
+
+    def look(self, title: str, x: float) -> list[str]:
+        """Return what the chart says under the pointer."""
+        self.hover(*self.place(title, x))
+        return self.chart(title, "c.tip.innerText").splitlines()
+
+    def pull(self, title: str, start: tuple[float, float], end: tuple[float, float]) -> None:
+        """Drag from one place to another, each in x and as a share of the height."""
+        first, last = self.place(title, *start), self.place(title, *end)
+        self.mouse("mousePressed", *first, buttons=1)
+        self.mouse("mouseMoved", *last, buttons=1)
+        self.mouse("mouseReleased", *last)
+
+    def press(self, *keys: str) -> None:
+        for key in keys:
+            self.chart(LOSS, f"c.box.dispatchEvent(new KeyboardEvent('keydown', {{key: '{key}'}}))")
+
+    def texts(self, selector: str) -> list[str]:
+        """Return the texts of the elements that can be seen."""
+        visible = f"[...document.querySelectorAll('{selector}')].filter(e => e.checkVisibility())"
+        return self.value(f"{visible}.map(e => e.innerText)")
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
-    folder = tmp_path_factory.mktemp("runs")
-    first = load(write_run(folder / "depth16", records()))
-    return [
-        dataclasses.replace(first, sampled=samples(first)),
-        load(write_run(folder / "depth24", records(800, 0.5, 0.25))),
-    ]
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with Browser(tmp_path_factory.mktemp("browser")) as opened:
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    opened = Page(tmp_path_factory.mktemp("browser"))
+    with opened:
         yield opened
+    assert opened.complaints == []  # of scripts, and of the content policy
 
 
 @pytest.fixture
-def one(browser: Browser, runs: list[Run], tmp_path: Path) -> Browser:
-    browser.open(write_page(tmp_path / "one.html", runs[:1], ["depth16"]))
+def page(browser: Page, tmp_path: Path) -> Page:
+    browser.path = tmp_path / "page.html"
     return browser
 
 
-@pytest.fixture
-def two(browser: Browser, runs: list[Run], tmp_path: Path) -> Browser:
-    browser.open(write_page(tmp_path / "two.html", runs, ["depth16", "depth24"]))
-    return browser
+def test_the_pointer_and_the_text_alternative_say_what_was_recorded(page):
+    run = make_run()
+    loss = run.columns["loss"]
+    loss[700] += 4
+    page.draw(run)
+    notes = {500: ["validation 3.125 (step 500)"], 701: ["spike (step 701)"]}
+    for step in (123, 500, 701):
+        place, values, *others = page.look(LOSS, step)
+        minutes = run.columns["minutes"][step - 1]
+        assert place == f"step {step} · {step * 524288:,} tokens · {minutes:.2f} min"
+        assert values == f"{loss[step - 1]:.9g} mean {smooth(loss, 21)[step - 1]:.6g}"
+        assert others == notes.get(step, [])
+    labels = page.value("charts.filter(c => !c.box.hidden).map(c => c.canvas.ariaLabel)")
+    assert len(labels) == len(page.texts(".panel")) == 5
+    assert labels[0].startswith(f"{LOSS}. step from 0 to 1000. d16: {loss[0]:.5g} at 1 to ")
 
 
-def chart(title: str) -> str:
-    return f"page.charts.find(chart => chart.box.querySelector('h2').textContent.startsWith({json.dumps(title)}))"
+def test_drags_zoom_in_x_and_y_and_keys_stop_at_the_ends(page):
+    page.draw(make_run())
+    whole = page.chart(LOSS, RANGES)
+    page.pull(LOSS, (600, 0.5), (640, 0.5))
+    assert page.chart("Learning rate", RANGES)[:2] == pytest.approx([600, 640], abs=1)
+    page.pull(LOSS, (620, 0.25), (620, 0.6))
+    low, high = page.chart(LOSS, RANGES)[2:]
+    assert 2.7 < low < high < 3.2
+    page.press(*"-" * 9)
+    assert page.chart(LOSS, RANGES) == [*whole[:2], low, high]
+    page.press("0", "ArrowUp")
+    assert page.chart(LOSS, RANGES)[3] < whole[3]
+    page.look(LOSS, 500)
+    page.press("ArrowRight")
+    assert page.chart(LOSS, "c.tip.innerText").startswith("step 501 ")
 
 
-def place(browser: Browser, title: str, x: float) -> tuple[float, float]:
-    """Where a value of x lies on the screen, half way down the panel, which is brought into view."""
-    left, pixel, top, height = browser.value(
-        f"(() => {{ const c = {chart(title)}; c.box.scrollIntoView({{block: 'center'}});"
-        f" const box = c.over.getBoundingClientRect(); return [box.left, c.at.x({x}), box.top, box.height]; }})()"
-    )
-    return left + pixel, top + height / 2
+def test_the_address_keeps_the_view(page):
+    page.draw(make_run(), make_run("d24"))
+    page.select("window", "51")
+    page.click("[value=d24]")
+    page.pull(LOSS, (200, 0.3), (300, 0.6))
+    view, ranges = page.value("view"), page.chart(LOSS, RANGES)
+    page.value("window.isOld = true")
+    page.call("Page.reload")
+    wait(lambda: page.value("!window.isOld && document.documentElement?.dataset.ready"))
+    assert page.value("view") == view and view["hidden"] == ["d24"]
+    assert page.chart(LOSS, RANGES) == ranges
+    assert page.value("document.querySelector('[data-view=window]').value") == "51"
+    page.value('location.hash = "%7B%22zoom%22:{%22step%22:3},%22hidden%22:{}}"')  # not one of ours
+    wait(lambda: page.value("view.hidden") == [])
+    assert page.chart(LOSS, RANGES)[:2] == [0, 1000]
 
 
-def said(browser: Browser, title: str, x: float) -> list[str]:
-    """The lines of what is shown while the pointer is there."""
-    browser.hover(*place(browser, title, x))
-    text = browser.value(f"{chart(title)}.tip.hidden ? '' : {chart(title)}.tip.innerText")
-    return [line.strip() for line in text.splitlines() if line.strip()]
+def test_smoothing_works_on_a_loss_that_is_a_mean_already(page):
+    run = make_run(loss_is="a running mean")
+    page.draw(run)
+    assert " mean " not in page.look(LOSS, 600)[1]
+    page.select("window", "51")
+    assert page.look(LOSS, 600)[1].endswith(f" mean {smooth(run.columns['loss'], 51)[599]:.6g}")
 
 
-def zoom(browser: Browser, title: str, begin: float, end: float) -> None:
-    (x0, y), (x1, _) = place(browser, title, begin), place(browser, title, end)
-    browser.drag(x0, x1, y)
+def test_a_spike_does_not_widen_the_range_unless_wanted(page):
+    run = make_run()
+    run.columns["loss"][[300, 700]] = -50, 90
+    page.draw(run)
+    low, high = page.chart(LOSS, RANGES)[2:]
+    assert -2 < low < 2.8 and run.columns["loss"][0] < high < 14
+    page.click("[data-view=clip]")
+    low, high = page.chart(LOSS, RANGES)[2:]
+    assert low < -50 and high > 90
 
 
-def test_under_the_pointer_are_the_recorded_numbers(one: Browser) -> None:
-    """At 1,000 points to 1,200 pixels each step is under some pixel."""
-    mean = smoothed(LOSS, smoothing_window(N))
-    for step in (1, 123, 500, 701):
-        minutes = np.cumsum(SECONDS)[step - 1] / 60
-        head, values, *rest = said(one, "Loss (nats/token) by step", step)
-        assert head == f"step {step} · {step * BATCH:,} tokens · {minutes:.2f} min"
-        assert values.split(" ") == [f"{LOSS[step - 1]:.9g}", "mean", f"{mean[step - 1]:.6g}"]
-        assert rest == {
-            500: ["validation 3.125, 1 bpb at step 500"],
-            701: ["spike: loss 8 standard deviations above the 128 steps before (step 701)"],
-        }.get(step, [])
-    assert (
-        said(one, "Throughput", 123)[1].split(" ")[0] == f"{float(f'{BATCH / SECONDS[122]:.9g}'):,}"
-    )
-    assert "resumed, attempt 2 (step 400)" in said(one, "Learning rate", 400)
-    assert one.complaints == []
+def test_runs_that_differ_in_their_seed_are_one_line_with_a_band(page):
+    runs = [make_run("b-seed1"), make_run("b-seed2", lower=0.5), make_run("b-seed9", 400, 0.25)]
+    page.draw(*runs, make_run("muon", 800, 1.0))
+    means = [smooth(run.columns["loss"], find_window(run.steps)) for run in runs]
+    for step, count in ((300, 3), (600, 2)):
+        values = [mean[step - 1] for mean in means[:count]]
+        range_of = f"{min(values):.5g} to {max(values):.5g}, {count} of 3 runs"
+        assert f"{np.mean(values):.6g} ({range_of}) b" in page.look(LOSS, step)
+    assert page.look("Loss minus", 300)[-1].endswith(" muon minus b")
+    page.click("[value=b]")
+    assert len(page.look(LOSS, 300)) == 2
+    page.click("#runs button")
+    page.click("#runs button")
+    assert page.texts("#runs tbody tr")[0].startswith("muon")
+    page.select("search", "SEED2")
+    assert len(page.texts("#runs tbody tr")) == 1
 
 
-def test_a_zoom_shows_every_step_of_its_stretch_in_all_panels_of_that_axis(one: Browser) -> None:
-    assert one.value(f"{chart('MFU')}.box.dataset.inView") == "1000"
-    zoom(one, "Loss (nats/token) by step", 600, 640)
-    for title in ("Loss (nats/token) by step", "MFU"):
-        low, high = (float(v) for v in one.value(f"{chart(title)}.box.dataset.range").split(","))
-        assert low == pytest.approx(600, abs=1) and high == pytest.approx(640, abs=1)
-        assert 40 <= int(one.value(f"{chart(title)}.box.dataset.inView")) <= 43
-    assert one.value(f"{chart('Loss (nats/token) by training time')}.range") is None
-    assert said(one, "Loss (nats/token) by step", 617)[1].startswith(f"{LOSS[616]:.9g} ")
-    low, high = one.value(f"(c => [c.at.low, c.at.high])({chart('Loss (nats/token) by step')})")
-    least, most = LOSS[600:640].min(), LOSS[600:640].max()
-    assert least - 0.05 < low < least < most < high < most + 0.05
-    one.value("document.getElementById('whole').click()")
-    assert one.value(f"{chart('MFU')}.box.dataset.inView") == "1000"
+def test_35_runs_leave_the_chart_on_the_screen(page):
+    page.draw(*[make_run(f"run-{i}-with-a-long-name", 50) for i in range(35)])
+    assert page.chart(LOSS, "c.box.getBoundingClientRect().top") < 330
+    assert len(page.texts("#groups label")) == 35
 
 
-def test_switches_change_the_axis_the_scale_and_the_smoothing(one: Browser) -> None:
-    one.choose("axis", "tokens")
-    assert said(one, "Loss (nats/token) by tokens", 500 * BATCH)[0].startswith(
-        "step 500 · 262,144,000 tokens"
-    )
-    one.choose("axis", "wall")  # minutes since the start, 60 s of them before the first step
-    wall = 1 + np.cumsum(SECONDS)[299] / 60
-    assert said(one, "Learning rate", wall)[0].startswith("step 300 ")
-    one.choose("axis", "step")
-    middle = (
-        "(c => [c.at.low, c.at.high, c.at.y(Math.sqrt(c.at.low * c.at.high)), c.height])("
-        f"{chart('Loss (nats/token) by step')})"
-    )
-    one.choose("log", True)
-    _, high, y, height = one.value(middle)
-    assert y == pytest.approx(
-        (8 + height - 38) / 2, abs=0.5
-    )  # half way between the margins: a logarithmic scale
-    one.choose("log", False)
-    one.choose("smooth", "0")
-    assert "mean" not in said(one, "Loss (nats/token) by step", 500)[1]
-    one.choose("smooth", "5")
-    assert said(one, "Loss (nats/token) by step", 500)[1].endswith(
-        f" mean {smoothed(LOSS, 101)[499]:.6g}"
-    )
-    one.choose("cut", True)
-    assert one.value(middle)[1] < 8 < high  # the spike of 7 is the highest behind the start
+def test_a_tap_shows_values_on_a_phone_and_nothing_is_too_wide(page):
+    page.draw(make_run(), make_run("d24"), width=390)
+    x, y = page.place(LOSS, 500)
+    page.value("onpointerout = () => window.hasLeft = true")
+    page.call("Input.dispatchTouchEvent", type="touchStart", touchPoints=[{"x": x, "y": y}])
+    page.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+    wait(lambda: page.value("window.hasLeft"))
+    assert " d24" in page.chart(LOSS, "c.tip.checkVisibility() && c.tip.innerText")
+    assert page.value("document.documentElement.scrollWidth") == 390
+    assert page.value("document.querySelector('.controls').offsetHeight") <= 60
+    assert page.value("$('runs').offsetWidth > $('runs').parentElement.clientWidth")
 
 
-def test_samples_of_the_gpus_lie_under_the_same_axis(one: Browser, runs: list[Run]) -> None:
-    one.choose("axis", "wall")
-    sampled, minutes = samples(runs[0]), [(t - START) / 60 for t in samples(runs[0]).time]
-    assert said(one, "Power of a GPU", minutes[4])[1] == "504 (454 to 554)"
-    assert said(one, "Energy of all GPUs", minutes[6])[1] == "0.75"
-    one.choose("axis", "step")
-    step = np.interp(sampled.time[4], runs[0].columns["time"], runs[0].columns["step"])
-    assert said(one, "Power of a GPU", step)[1] == "504 (454 to 554)"
-    assert one.value(f"{chart('Network')} === undefined")
+def test_a_chart_is_saved_as_csv_svg_and_png(page):
+    runs = [make_run(), make_run("d24", lower=1.0)]
+    page.draw(*runs)
+    page.value("update({zoom: {step: [100, 110]}})")
+    folder = page.path.parent
+    page.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
+    page.chart(LOSS, "[...c.box.querySelectorAll('button')].forEach(button => button.click())")
+    wait(lambda: len(list(folder.glob("loss_by_step.?[svn]?"))) == 3)
+    head, *rows = (folder / "loss_by_step.csv").read_text().splitlines()
+    assert head == "run,step,value,smoothed,lowest,highest" and len(rows) == 22
+    assert rows[-1].startswith(f'"d24",110,{runs[1].columns["loss"][109]},')
+    drawing = (folder / "loss_by_step.svg").read_text()
+    assert f">{LOSS}</text>" in drawing and ">d24</text>" in drawing
+    assert (folder / "loss_by_step.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_runs_are_compared_at_equal_steps_and_times(two: Browser) -> None:
-    rows = [
-        row.split("\t") for row in two.value("document.getElementById('by').innerText").splitlines()
-    ]
-    assert rows[0][:4] == ["step", "depth16", "depth24", "less depth16"]
-    assert [row[0] for row in rows[1:]] == ["1", "200", "400", "600", "800"]
-    first, second = (
-        smoothed(LOSS, smoothing_window(1000)),
-        smoothed(LOSS[:800] - 0.25, smoothing_window(800)),
-    )
-    gap = second[399] - first[399]
-    assert rows[3] == [
-        "400",
-        f"{first[399]:.4f}",
-        f"{second[399]:.4f}",
-        f"{gap:+.4f}".replace("-", "\u2212"),
-        f"{100 * gap / first[399]:+.1f}%".replace("-", "\u2212"),
-    ]
-    two.choose("equal", "minutes")
-    two.choose("place", "2")
-    facts = dict(
-        row.split("\t", 1)
-        for row in two.value("document.getElementById('there').innerText").splitlines()
-    )
-    steps = [int((np.cumsum(SECONDS) <= 120).sum()), int((np.cumsum(SECONDS / 0.5) <= 120).sum())]
-    assert facts["step"].split("\t")[0] == str(steps[0]) and facts["step"].split("\t")[
-        1
-    ].startswith(f"{steps[1]} (")
-    rates = [
-        steps[0] * BATCH / SECONDS[: steps[0]].sum(),
-        steps[1] * BATCH / (SECONDS[: steps[1]] / 0.5).sum(),
-    ]
-    assert facts["mean tokens/s"].split("\t") == [
-        f"{rates[0]:,.0f}",
-        f"{rates[1]:,.0f} (\u2212{100 * (1 - rates[1] / rates[0]):.1f}%)",
-    ]
+def test_without_javascript_there_are_the_picture_and_the_numbers(page):
+    page.path.with_suffix(".png").write_bytes(base64.b64decode(PIXEL))
+    write_page(page.path, [make_run(), make_run("d24", lower=1.0)])
+    page.call("Emulation.setScriptExecutionDisabled", value=True)
+    page.call("Page.navigate", url=page.path.as_uri())
+    wait(lambda: page.value("document.querySelector('noscript img')?.naturalWidth") == 1)
+    assert page.texts(".controls, .legend") == []
+    assert "2.1250" in page.texts("#runs tbody tr")[1]
+    page.call("Emulation.setScriptExecutionDisabled", value=False)
 
 
-def test_a_run_can_be_hidden_and_shown_again(two: Browser) -> None:
-    assert len(said(two, "Loss (nats/token) by step", 300)) == 4  # where both are, and both values
-    two.value("document.querySelector('.shown').click()")
-    lines = said(two, "Loss (nats/token) by step", 300)
-    assert len(lines) == 2 and lines[1].endswith("depth24")
-    assert two.complaints == []
+def test_paper_is_light_and_has_no_controls(page):
+    page.draw(make_run())
+    page.select("theme", "dark")
+    for event, media, ground in (("before", "print", "252, 253"), ("after", "", "21, 26")):
+        page.value(f"dispatchEvent(new Event('{event}print'))")
+        page.call("Emulation.setEmulatedMedia", media=media)
+        assert ground in page.value("getComputedStyle(document.body).backgroundColor")
+        assert bool(page.texts(".controls")) is (media == "")
 
 
-def test_dark_and_light_are_those_of_the_system_and_can_be_turned(one: Browser) -> None:
-    def ground() -> str:
-        return one.value("getComputedStyle(document.body).backgroundColor")
-
-    one.dark(True)
-    dark = ground()
-    one.dark(False)
-    light = ground()
-    assert dark != light
-    one.value("document.getElementById('theme').click()")
-    assert ground() == dark
-
-
-def test_keys_go_from_step_to_step(one: Browser) -> None:
-    said(one, "Loss (nats/token) by step", 500)
-    press = "dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowRight'}))"
-    one.value(f"{chart('Loss (nats/token) by step')}.box.{press}")
-    assert one.value(f"{chart('Loss (nats/token) by step')}.tip.innerText").startswith("step 501 ")
+def test_a_page_says_what_was_trained_and_what_words_mean(page):
+    seconds = dict.fromkeys(CATEGORIES, 0.0) | {"training": 60.0, "down": 20.0}
+    folder = write_run(page.path.parent / "d16", 3.0)
+    (folder / "train.log").write_text("validation: 1.3 bits per byte; xz -9 needs 1.698\n")
+    page.draw(replace(read_run(folder), goodput=Goodput(seconds, {}, 0, 0, 2)))
+    (header,) = page.texts("header")
+    for words in ("M parameters", "8 x H100", "abc123", "1.698", "3.5000", "20,000", "2023-11-14"):
+        assert words in header
+    widths = page.value("[...document.querySelectorAll('.bar span')].map(e => e.offsetWidth)")
+    assert widths[0] == pytest.approx(3 * sum(widths[1:]), rel=0.01)
+    page.click("summary")
+    assert "tokenizers" in "".join(page.texts("details dd"))
 
 
-def test_a_loss_that_is_a_mean_already_is_not_smoothed_again(
-    browser: Browser, runs: list[Run], tmp_path: Path
-) -> None:
-    path = write_page(
-        tmp_path / "mean.html", [dataclasses.replace(runs[0], loss_is="a mean, as printed")], ["r"]
-    )
-    browser.open(path)
-    assert said(browser, "Loss (nats/token) by step", 600)[1] == f"{LOSS[599]:.9g}"
-    assert "mean" in said(browser, "Throughput", 600)[1]
+def test_settings_that_differ_and_the_verdict_are_shown(page):
+    tiny = Config.of_preset(PRESET="tiny").stored()
+    name = "</script>"
+    runs = [make_run(settings=tiny), make_run(name, settings=tiny | {"LEARNING_RATE": 0.5})]
+    verdict = SimpleNamespace(rows=[{"": name, "LOSS": "3.1"}], sentences=["<b wins"])
+    page.draw(*runs, comparison=verdict)
+    assert "LEARNING_RATE\n0.01, 0.5" in page.texts("header")[0]
+    assert "<b wins" in page.texts("p") and page.texts("td")[:2] == [name, "3.1"]
+    assert page.texts("#groups label")[1] == name
 
 
-@pytest.mark.slow
-def test_200_000_steps_are_drawn_and_may_be_looked_into(
-    browser: Browser, runs: list[Run], tmp_path: Path
-) -> None:
-    n = 200_000
-    columns = {key: np.tile(values, n // N) for key, values in runs[0].columns.items()}
-    columns["step"] = np.arange(1.0, n + 1)
-    columns["loss"] = columns["loss"] + np.arange(n) * 2.0**-20
-    columns |= {
-        "tokens": columns["step"] * BATCH,
-        "minutes": np.cumsum(columns["step_ms"]) / 60_000,
-        "time": START + np.cumsum(columns["step_ms"]) / 1000,
-    }
-    long = dataclasses.replace(runs[0], columns=columns, sampled=None)
-    path = write_page(tmp_path / "long.html", [long], ["long"])
-    assert path.stat().st_size < 5_000_000
-    assert browser.open(path) < 20  # about one; make bench has what making it takes
-    begin, end = 0.0, float(n)
-    for _ in range(6):
-        zoom(
-            browser,
-            "Loss (nats/token) by step",
-            begin + (end - begin) * 0.3,
-            begin + (end - begin) * 0.6,
-        )
-        begin, end = (
-            float(v) for v in browser.value(f"{chart('MFU')}.box.dataset.range").split(",")
-        )
-    step = round((begin + end) / 2)
-    assert end - begin < 400
-    assert (
-        said(browser, "Loss (nats/token) by step", step)[1].split(" ")[0]
-        == f"{columns['loss'][step - 1]:.9g}"
-    )
+def test_samples_of_the_gpus_are_under_the_same_axis(page):
+    run = make_run()
+    times = START + 30 * np.arange(10)
+    watts = 500.0 + np.arange(10)
+    samples = Samples(2, times, watts, watts - 50, watts + 50, np.arange(10) / 8, None, None)
+    page.draw(replace(run, samples=samples))
+    step = np.interp(times[4], run.columns["time"], run.columns["step"])
+    assert page.look("Power per GPU", step)[1] == "504 (454 to 554)"
+    page.select("x", "wall")
+    assert page.look("Energy", 0.5)[1] == "0.125"  # before the first step
 
 
-def test_a_loss_that_is_not_finite_is_called_so(browser: Browser, tmp_path: Path) -> None:
-    """Of a log nan and inf as printed, and n/a where a line names none; our own record has null."""
-    line = (
-        " iteration {:8d}/ 500 | elapsed time per iteration (ms): 50.0 | learning rate: 1.0E-04 |{} number of nan "
-        "iterations: 0 |\n"
-    )
-    losses = {40: "nan", 50: "inf", 60: None, 70: "nan"}
-    path = tmp_path / "m.log"
-    path.write_text(
-        "".join(
-            line.format(
-                s, "" if (loss := losses.get(s, f"{s / 64:.6E}")) is None else f" lm loss: {loss} |"
-            )
-            for s in range(1, 71)
-        )
-    )
-    (logged,) = read_log(path, read_dialects()).runs
-    browser.open(write_page(tmp_path / "log.html", [drawn(logged, "m", tmp_path, START)], ["m"]))
-    shown = {
-        s: said(browser, "Loss (nats/token) by step", s)[1].split(" ")[0]
-        for s in (39, 40, 50, 60, 70)
-    }
-    assert shown == {39: "0.609375", 40: "nan", 50: "inf", 60: "n/a", 70: "nan"}
-    text = browser.value("document.body.innerText")
-    assert "m: the loss is not finite on 3 steps, first at step 40" in text
-    assert "(1.0781 at step 69 before)" in text  # 69 / 64
-    ours = records(50)
-    for record in ours[-10:]:
-        record["loss"] = None
-    browser.open(
-        write_page(tmp_path / "own.html", [load(write_run(tmp_path / "own", ours))], ["own"])
-    )
-    head, values, *_ = said(browser, "Loss (nats/token) by step", 50)
-    assert head.startswith("step 50 ") and values.startswith("not finite")
-    assert browser.complaints == []
+def test_a_loss_that_is_not_finite_is_called_so(page):
+    run = make_run(n=70, not_finite={"loss": np.isin(np.arange(70), (39, 40, 69))})
+    run.columns["loss"][39:] = [np.nan, np.inf, *[np.nan] * 29]
+    page.draw(run)
+    words = [page.look(LOSS, step)[1].split(" mean")[0] for step in (40, 41, 60, 70)]
+    assert words == ["not finite", "inf", "n/a", "not finite"]
+    assert "the loss is not finite on 3 steps, first at step 40" in page.texts("body")[0]
+
+
+def test_two_runs_of_200_000_steps_are_exact_in_8_mb(page):
+    runs = [make_run("long", 200_000), make_run("longer", 200_000, 1.0)]
+    runs[0].columns["loss"][:5] = np.nan, np.inf, -np.inf, -0.0, 1e-310
+    page.draw(*runs)
+    assert page.path.stat().st_size < 8_000_000
+    for name in ("step", "tokens", "step_ms", "minutes", "loss", "lr", "grad_norm"):
+        bits = page.value(f"[...new BigUint64Array(data.runs[0].columns.{name}.buffer)].join()")
+        assert bits == ",".join(map(str, runs[0].columns[name].view(np.uint64)))
+    page.value("update({zoom: {step: [123450, 123460]}})")
+    value = f"{runs[0].columns['loss'][123455]:.9g} mean"
+    assert any(line.startswith(value) for line in page.look(LOSS, 123456))

@@ -85,10 +85,14 @@ IMPORTED_ONLY_BY = {  # others start these as processes of their own
     "doctor.gpu_probe.probe_disk": set(),
 }
 SAME_NAME_IN_FOLDERS_THAT_TELL_THEM_APART = {
-    "__main__": 9,
+    "__main__": 10,
     "main": 2,  # train/, finetune/: what torchrun starts
     "manifest": 2,  # train/checkpoint/, train/data/
+    "panels": 2,  # analysis/, monitor/
+    "result": 2,  # analysis/energy/, train/diloco/
+    "runs": 2,  # analysis/, analysis/logs/
     "report": 2,  # plan/, train/data/audit/
+    "summary": 2,  # analysis/, pipeline/
     # In settings/ a file is called by the subject of its settings.
     "checks": 2,  # and plan/
     "cluster": 2,  # and monitor/
@@ -149,7 +153,15 @@ def test_nothing_is_printed_past_the_log() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["analysis.plots", "plan.__main__", "monitor.__main__", "k8s.jobs", "doctor.__main__"]
+    "module",
+    [
+        "analysis.compare",
+        "analysis.plots",
+        "plan.__main__",
+        "monitor.__main__",
+        "k8s.jobs",
+        "doctor.__main__",
+    ],
 )
 def test_a_command_that_needs_no_torch_loads_none(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"

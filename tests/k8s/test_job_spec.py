@@ -30,6 +30,8 @@ FIELDS = SETTINGS
 OF_THIS_MACHINE = {
     "ENV_FILE",
     "NAME",
+    "RUNS",
+    "FIGURE",
     "DETACH",
     "NODE_RANK",
     "BENCH_SHAPES",

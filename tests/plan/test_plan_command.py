@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -91,6 +92,11 @@ def test_json_of_what_is_not_known_has_null(run):
     assert [(one["name"], one["level"]) for one in found["findings"]] == [("bf16", "FAIL")]
 
 
+def without_clock(text):
+    """A minute may pass between two plans: Thu 26 Nov 07:58."""
+    return re.sub(r"\w{3} \d+ \w{3} \d\d:\d\d", "", text)
+
+
 def test_what_cannot_be_ends_with_64_and_what_would_do_unless_it_is_allowed(run):
     impossible = {"PRESET": "xlarge-8xa100", "TARGET_HOURS": "48"}
     done = run(**impossible)
@@ -100,7 +106,8 @@ def test_what_cannot_be_ends_with_64_and_what_would_do_unless_it_is_allowed(run)
     assert f"FAIL target-hours {need}" in said
     assert "what would do: TRAIN_TOKENS=" in said
     allowed = run(**impossible, ALLOW_FAIL="target-hours")
-    assert (allowed.returncode, allowed.stdout) == (0, done.stdout)
+    assert allowed.returncode == 0
+    assert without_clock(allowed.stdout) == without_clock(done.stdout)
     assert run(**impossible, ALLOW_FAIL="disk").returncode == 64
 
 

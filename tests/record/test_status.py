@@ -291,6 +291,28 @@ def test_the_text_of_the_last_skipped_step_is_shown_whatever_is_in_the_record(pa
     assert status.describe_skip(paths) == ""
 
 
+def test_runs_are_listed_with_validation_loss_date_and_size(
+    paths: RunPaths, capsys: pytest.CaptureFixture
+) -> None:
+    write_status(paths, phase="done", heartbeat=1_000_036_000)
+    (paths.folder / "checkpoints").mkdir()
+    (paths.folder / "checkpoints" / "weights").write_bytes(bytes(2_500_000))
+    assert status.main(["runs"]) == 0
+    assert re.search(r"loss 2\.5000  2001-09-09  2\.5 MB$", capsys.readouterr().out)
+    paths.metrics.touch()
+    assert status.find_validation_loss(paths.metrics) is None
+    recorder = Recorder(paths, True, 0, 20, 5)
+    recorder.evaluation(3, 0, val_loss=4.0)
+    recorder.evaluation(5, 0, val_loss=3.0, val_loss_by_source={"a": 9.0})
+    recorder.evaluation(6, 0, val_loss=None, error="no time")
+    recorder.evaluation(6, 0, core=0.5)
+    recorder.close()
+    with open(paths.metrics, "ab") as file:
+        file.write(b'{"event": "eval", "val_loss": 1.0')  # a kill came
+    assert status.main(["runs"]) == 0
+    assert "  validation 3.0000  2001-09-09  2.5 MB\n" in capsys.readouterr().out
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_a_run_that_others_may_not_read_hides_no_other_run() -> None:
     code = (

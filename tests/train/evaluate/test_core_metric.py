@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from analysis.load import last_of_each_eval
+from analysis.runs import find_last_evals
 from record.trackers.follow import make_row
 from train.evaluate.core.metric import (
     MODELS,
@@ -146,7 +146,7 @@ def test_plots_put_together_what_the_records_of_one_step_say() -> None:
     loss = {"event": "eval", "step": 5, "val_loss": 2.0, "full": False}
     failed = {"event": "eval", "step": 5, "val_loss": None, "error": "late"}
     both = core | loss
-    assert last_of_each_eval([loss, core]) == [both] == last_of_each_eval([core, loss])
-    assert last_of_each_eval([loss, core, failed]) == [both]
-    assert last_of_each_eval([failed, core]) == [failed | core]
-    assert last_of_each_eval([core, {"event": "resume", "step": 4}]) == []
+    assert find_last_evals([loss, core]) == [both] == find_last_evals([core, loss])
+    assert find_last_evals([loss, core, failed]) == [both]
+    assert find_last_evals([failed, core]) == [failed | core]
+    assert find_last_evals([core, {"event": "resume", "step": 4}]) == []

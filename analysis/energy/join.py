@@ -1,0 +1,145 @@
+"""The energy of a run by cause and by step: its record and the samples of its GPUs on one clock.
+
+    metrics.jsonl -> intervals by cause, steps -+-> joules of each GPU in each, in one pass over the files
+    gpu_metrics_* -> readings of each GPU      -+
+
+Record and samples have one monotonic clock if both name the same boot of a machine, so that setting the wall clock
+moves no energy. Otherwise the wall clock joins them. A step has energy if all GPUs of the run were sampled from its
+begin to its end, and no others. A cause has that of the time that samples cover, and says how much that is. After
+`make stop`, or the end of training, the GPUs are given back: that time has neither energy nor cost. Samples may still
+be growing; the sums go up to the last record.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from analysis.energy.downsample import Curves, add_known
+from analysis.energy.intervals import Schedule
+from analysis.energy.prices import Prices
+from analysis.energy.result import Cause, Energy
+from analysis.energy.samples import (
+    FAST,
+    SLOW,
+    Meter,
+    SampleFile,
+    find_files,
+    find_readings,
+    read_columns,
+)
+from analysis.runs import Run
+from record.goodput import CATEGORIES
+
+ROUNDING_S = 1e-6
+
+
+def join(run: Run, prices: Prices) -> Energy | None:
+    """Return the energy of a run; None for a log, and for a run without samples. Raises OSError."""
+    return add_energy(run, prices).energy
+
+
+def add_energy(run: Run, prices: Prices) -> Run:
+    """Return the run with energy, curves of its samples and the columns energy_j and power_w; the same run if its GPUs
+    were not sampled. Raises OSError."""
+    if not run.folder or not run.timeline:
+        return run
+    files, remarks = find_files(run.folder)
+    if not files and not remarks:
+        return run
+    schedule = Schedule(run, run.timeline)
+    count = len(schedule.seconds)
+    begins, ends = schedule.find_edges(schedule.offsets)
+    wall_bounds = np.append(begins[:count], ends[count - 1])
+    curves = Curves(wall_bounds[0], wall_bounds[-1])
+    meters = read_files(files, schedule, curves, remarks)
+    energy, joules = add_up(meters, schedule, prices, remarks)
+    return dataclasses.replace(
+        run,
+        columns={**run.columns, "energy_j": energy.energy_j, "power_w": energy.power_w},
+        energy=energy,
+        samples=curves.finish(len(meters), wall_bounds, np.append(0.0, np.cumsum(joules))),
+    )
+
+
+def read_files(
+    files: Sequence[SampleFile], schedule: Schedule, curves: Curves, remarks: list[str]
+) -> dict[str, Meter]:
+    """Return the energy of each GPU in all intervals and then all steps of the schedule, and fill the curves."""
+    meters: dict[str, Meter] = {}
+    has_nodes = len({file.node for file in files}) > 1
+    offsets = {file.boot: file.offset_s for file in files}  # as the wall clock was set last
+    for file in files:
+        is_same = schedule.boots == file.boot
+        offset_s = offsets[file.boot]
+        begins, ends = schedule.find_edges(np.where(is_same, 0.0, schedule.offsets - offset_s))
+        columns = read_columns(file.path, FAST, remarks)
+        times = columns["elapsed_sec"] + file.zero_s
+        for gpu, counter, power_w in find_readings(columns):
+            name = f"node{file.node}.{gpu}" if has_nodes else gpu
+            meter = meters.setdefault(name, Meter(len(begins)))
+            meter.add(file.boot, times, counter, power_w, begins, ends)
+            curves.add("power", None, times + offset_s, power_w)
+
+        slow_path = file.path.with_name(file.path.name.replace("metrics", "slow"))
+        if slow_path.is_file():
+            columns = read_columns(slow_path, SLOW, remarks)
+            for way in ("in", "out"):
+                rates = [rate for name, rate in columns.items() if f"_{way}_bytes_" in name]
+                if rates:
+                    slow_times = columns["elapsed_sec"] + file.zero_s + offset_s
+                    curves.add(way, file.node, slow_times, add_known(rates) / 1e6)
+        remark = (
+            f"samples of node {file.node} have the monotonic clock of attempts "
+            f"{(np.flatnonzero(is_same) + 1).tolist()}. Other attempts are joined by the wall clock"
+        )
+        if remark not in remarks:
+            remarks.append(remark)
+    return meters
+
+
+def add_up(
+    meters: Mapping[str, Meter], schedule: Schedule, prices: Prices, remarks: list[str]
+) -> tuple[Energy, np.ndarray]:
+    """Return the energy of all GPUs, and (n,) joules of each interval."""
+    count = len(schedule.seconds)
+    joules = np.zeros(count)
+    covered_s = np.zeros(count)
+    step_j = np.zeros(len(schedule.step_s))
+    gpus = np.zeros(len(schedule.offsets), int)
+    steps = {}
+    for gpu, meter in meters.items():
+        joules += meter.joules[:count]
+        covered_s += meter.covered_s[:count]
+        is_sampled = np.bincount(schedule.attempt, meter.covered_s[:count], len(gpus)) > 0
+        gpus += is_sampled
+        is_covered = meter.covered_s[count:] > schedule.step_s - ROUNDING_S
+        steps[gpu] = np.where(is_covered, meter.joules[count:], np.nan)
+        step_j += np.where(is_sampled[schedule.step_attempt], steps[gpu], 0.0)
+
+    processes = schedule.processes
+    for number in np.flatnonzero((gpus > 0) & (gpus != processes)):
+        remarks.append(
+            f"attempt {number + 1}: sampled GPUs {gpus[number]}, processes {processes[number]}. Energy "
+            "and cost are of these GPUs, and steps have none. To sample only some GPUs of a machine, "
+            "set CUDA_VISIBLE_DEVICES for make gpu-sampler"
+        )
+    is_complete = (gpus > 0) & (gpus == processes)
+    energy_j = np.where(is_complete[schedule.step_attempt], step_j, np.nan)
+
+    gpu_s = schedule.seconds * np.maximum(gpus, processes)[schedule.attempt] * schedule.has_gpus
+    causes = {}
+    for category in CATEGORIES:
+        is_here = schedule.category == category
+        parts = (schedule.seconds, gpu_s, covered_s, joules)
+        causes[category] = Cause(*(float(part[is_here].sum()) for part in parts))
+    energy = Energy(
+        causes=causes,
+        total=sum(causes.values(), Cause()),
+        energy_j=energy_j,
+        power_w=energy_j / schedule.step_s,
+        steps=steps,
+        prices=prices,
+        remarks=remarks,
+    )
+    return energy, joules

@@ -1,0 +1,207 @@
+"""The rows of a log to runs: repeated lines dropped, restarts joined, the steps that they lost counted.
+
+    Stream -> without repeats -> stretches in which the step grows -> Run        trainer_state.json -> Run
+
+Where the step goes back, a run that begins at its first step is a new one. Any other is the same run, resumed from a
+checkpoint: the steps printed since then are lost, and the last attempt counts. Another trainer or another number of
+steps is another run too, unless it goes on right after the step before. Of several processes that print the same run
+the one with the lowest rank counts; pods are separate runs. An evaluation without a step belongs to the step above it.
+"""
+
+import bisect
+import itertools
+import math
+import operator
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from analysis.logs.dialect import read_dialects
+from analysis.logs.read import Reader, Stream
+from analysis.runs import COLUMNS, Run, find_peak_rate
+
+Columns = Mapping[str, np.ndarray]
+Event = dict[str, Any]
+
+STAMP = re.compile(r"\d{8}_\d{6}|$")
+OWN = "pure_transformer"
+NOT_EVALUATED = ("step", "last_step", "time")  # what an evaluation names besides its results
+
+
+@dataclass
+class Log:
+    """What a file has.
+
+    Attributes:
+        notes: what was left out and why, in sentences.
+        runs: in the order in which they began.
+    """
+
+    notes: list[str]
+    runs: list[Run] = field(default_factory=list)
+
+
+@dataclass
+class Attempts:
+    """The rows of one run.
+
+    Attributes:
+        first: its first row in the log.
+        before: the step before that one.
+        rows: (n,) int64, of the last attempt at each step.
+        restarts: events as our own record has them, with the row that goes on.
+        lost: how many steps were printed and then lost.
+        remarks: about these, in words.
+    """
+
+    first: int
+    before: float
+    rows: np.ndarray
+    restarts: list[Event] = field(default_factory=list)
+    lost: int = 0
+    remarks: list[str] = field(default_factory=list)
+
+
+def read_log(path: Path) -> Log:
+    """Return the runs of a file. Raises OSError if it cannot be read, DialectError for an invalid declaration."""
+    reader = Reader(read_dialects()).read(path)
+    log = Log(reader.notes)
+    for stream in reader.streams.values():
+        if stream.rows:
+            add_runs(log, stream, path)
+    if not log.runs and (0, "error") in reader.stream.marks:
+        log.notes.append(f"no step; its last error: {reader.stream.marks[0, 'error']}")
+    return log
+
+
+def add_runs(log: Log, stream: Stream, path: Path) -> None:
+    """Add the runs that a process printed. Those without a clock began when the log was modified."""
+    name = Path(path.name.removesuffix(".gz")).stem
+    columns, not_finite = stream.to_columns()
+    runs = split_runs(stream, columns)
+    evals = assign_evals(stream, columns["step"], runs)
+    stops = [*(run.first for run in runs[1:]), stream.rows]
+    for run, run_evals, stop in zip(runs, evals, stops, strict=True):
+        dialect = [dialect for row, dialect in stream.dialects if row <= run.first][-1]
+        silent = np.full(len(run.rows), np.nan)
+        chosen = {key: column[run.rows] for key, column in columns.items()}
+        last_step = chosen.pop("last_step", silent)[-1]
+        for key in COLUMNS:
+            chosen.setdefault(key, silent)
+        if dialect.name == OWN:
+            chosen["lrm"] = chosen["lr"] / find_peak_rate(None, chosen["lr"])
+        started = chosen["time"][0]
+        if np.isnan(started):
+            started = stream.marks.get((run.first, "clock"), path.stat().st_mtime)
+        for kind, words in (("error", "after its last step"), ("outside", "after its end")):
+            if (stop, kind) in stream.marks:
+                run.remarks.append(f"{words}: {stream.marks[stop, kind]}")
+        has_ended = (stop, "end") in stream.marks
+        number = len(log.runs) + 1
+        log.runs.append(
+            Run(
+                name=name if number == 1 else f"{name} #{number}",
+                columns=chosen,
+                evals=run_evals,
+                events=run.restarts,
+                started=started,
+                not_finite={key: mask[run.rows] for key, mask in not_finite.items()},
+                last_step=None if np.isnan(last_step) else int(last_step),
+                lost_steps=run.lost,
+                log_stamp=STAMP.findall(path.name)[0],
+                loss_is=dialect.loss_is,
+                state=describe_state(chosen["step"][-1], last_step, dialect.zero_based, has_ended),
+                remarks=[f"read as a log of {dialect.name}", *run.remarks],
+            )
+        )
+
+
+def split_runs(stream: Stream, columns: Columns) -> list[Attempts]:
+    """Return the rows of each run, in order."""
+    step = columns["step"]
+    silent = step * np.nan
+    total = np.nan_to_num(columns.get("last_step", silent))
+    counter = np.where(np.isnan(step), columns.get("epoch", silent), step)
+    is_break = (np.diff(counter) <= 0) | (np.diff(total) != 0)
+    changes = [row for row, _ in stream.dialects]
+    starts = sorted({*changes, *(np.flatnonzero(is_break) + 1).tolist()})
+
+    runs: list[Attempts] = []
+    spacing = 0.0
+    for start, stop in itertools.pairwise([*starts, stream.rows]):
+        first = step[start]
+        rows = np.arange(start, stop)
+        spacing_before = spacing
+        spacing = float(np.median(np.diff(step[start:stop]))) if len(rows) > 1 else 0.0
+        if start not in changes:
+            usual = spacing or spacing_before or 1.0
+            reached = step[start - 1]
+            is_told = (start, "resume") in stream.marks
+            goes_back = first <= reached and total[start] == total[start - 1]
+            if first == reached + usual or (goes_back and (is_told or first > max(1.0, usual))):
+                resume(runs[-1], rows, step)
+                continue
+        runs.append(Attempts(start, max(first - (spacing or 1.0), 0.0), rows))
+    return runs
+
+
+def resume(run: Attempts, rows: np.ndarray, step: np.ndarray) -> None:
+    """Go on with these rows; what the run has of these steps and later ones is lost."""
+    is_lost = step[run.rows] >= step[rows[0]]
+    lost = int(is_lost.sum())
+    if lost:
+        to = int(step[rows[0]])
+        attempt = len(run.restarts) + 1
+        run.restarts.append({"event": "resume", "step": to, "attempt": attempt, "row": rows[0]})
+        run.lost += lost
+        run.remarks.append(
+            f"went back from step {step[run.rows[-1]]:,.0f} to {to:,}: {lost:,} step lines lost, "
+            "the last attempt is kept"
+        )
+    run.rows = np.concatenate([run.rows[~is_lost], rows])
+
+
+def assign_evals(stream: Stream, step: np.ndarray, runs: Sequence[Attempts]) -> list[list[Event]]:
+    """Return the evaluations of each run, by step: the last of each kind, and none that a restart undid.
+
+    Without a step it has that of the line above it; a second one of a kind there is left out.
+    """
+    begins = [run.first for run in runs]
+    evals: list[dict[Any, Event]] = [{} for _ in runs]
+    for row, values in stream.evals:
+        results: Event = {name: value for name, value in values.items() if value is not None}
+        kind = tuple(name for name in results if name not in NOT_EVALUATED)
+        owner = max(bisect.bisect_left(begins, row) - 1, 0)
+        above = step[row - 1] if row else runs[0].before
+        number = results.get("step", above)
+        if row in begins and number is not above and number <= step[row]:
+            owner = begins.index(row)
+        is_undone = any(
+            row <= restart["row"] and number > restart["step"] for restart in runs[owner].restarts
+        )
+        key = (number, kind)
+        is_second = "step" not in results and key in evals[owner]
+        if is_undone or is_second or np.isnan(number):
+            continue
+        results |= {"event": "eval", "step": int(number)}
+        results.pop("last_step", None)
+        evals[owner].pop(key, None)
+        evals[owner][key] = results
+    return [sorted(found.values(), key=operator.itemgetter("step")) for found in evals]
+
+
+def describe_state(reached: float, last_step: float, is_zero_based: bool, has_ended: bool) -> str:
+    """Return whether a run is complete, or where it stopped."""
+    if math.isnan(reached):
+        return f"{'complete' if has_ended else 'stopped'}; the log does not number its steps"
+    done = reached + is_zero_based
+    if has_ended or done >= last_step:
+        of_all = f" of {last_step:,.0f}" if done < last_step else ""
+        return f"complete at step {reached:,.0f}{of_all}"
+    if math.isnan(last_step):
+        return f"ends at step {reached:,.0f}; the log does not say how many there are"
+    return f"stopped at {100 * done / last_step:.1f}% (step {reached:,.0f} of {last_step:,.0f})"

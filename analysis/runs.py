@@ -1,0 +1,270 @@
+"""A run as numbers: what `make plots`, `make compare`, `make energy` and model cards read.
+
+    metrics.jsonl, config.json -> read_run() -> Run
+    a log of any trainer       -> analysis/logs -> Run
+
+A column has one float64 per step, and NaN where nothing was said. Of a step that was taken again after a resume, the
+last attempt counts; so does the last evaluation of a step, and one that failed does not replace one that did not.
+Training time is the sum of the step times, without evaluations, saving, waiting between attempts and lost work.
+"""
+
+import datetime
+import math
+from array import array
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from record.durable import read_object
+from record.goodput import Goodput, Timeline
+from record.metrics import GOES_BACK, STEP_KEYS, Record, RecordReader
+from record.run_paths import RunPaths
+from settings import ROOT
+from settings.config import SETTINGS, Config, build_config
+
+if TYPE_CHECKING:  # analysis.energy reads runs
+    from analysis.energy.result import Energy, Samples
+
+# Columns that every run has, if only with NaN. `minutes` is training time, `lrm` the learning rate over its peak.
+COLUMNS = ("step", "tokens", "time", "minutes", "lrm", *STEP_KEYS)
+
+
+class RunError(Exception):
+    """A run that cannot be read. The message names the file and says what to do."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run, of this repository or from a log.
+
+    Attributes:
+        name: as shown; folder names and log names.
+        columns: name -> (n,) float64, NaN where nothing was said; at least COLUMNS.
+        not_finite: column -> (n,) bool, where a number was recorded that is NaN or infinite.
+            Columns without one are missing.
+        evals: evaluations by step; one of a subset before the full one of the same step.
+        events: all other records, as written.
+        started: Unix seconds of the first start.
+        folder: with metrics.jsonl and GPU samples; None for a log.
+        last_step: of the whole training; None if unknown.
+        lost_steps: taken, and then the run went back past them.
+        log_stamp: YYYYMMDD_HHMMSS in the name of a log; "" without one.
+        loss_is: what the recorded loss is a mean of; "" for the loss of the step itself.
+        state: complete or stopped, in words, if a log says so; "" for a record.
+        settings: as the run was started last; empty if unknown.
+        attempts: machine, versions and commit of each attempt, as config.json has them.
+        timeline: when the run did what; None for a log.
+        goodput: where the time from the first start to the last record went; None for a log.
+        energy, samples: of its GPUs; None if they were not sampled.
+        remarks: what a reader of these numbers must know, in sentences.
+    """
+
+    name: str
+    columns: Mapping[str, np.ndarray]
+    evals: Sequence[Mapping[str, Any]]
+    events: Sequence[Mapping[str, Any]]
+    started: float
+    not_finite: Mapping[str, np.ndarray] = field(default_factory=dict)
+    folder: Path | None = None
+    last_step: int | None = None
+    lost_steps: int = 0
+    log_stamp: str = ""
+    loss_is: str = ""
+    state: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    attempts: Sequence[Mapping[str, Any]] = ()
+    timeline: Timeline | None = None
+    goodput: Goodput | None = None
+    energy: "Energy | None" = None
+    samples: "Samples | None" = None
+    remarks: Sequence[str] = ()
+
+    @property
+    def steps(self) -> int:
+        """How many steps it has."""
+        return len(self.columns["step"])
+
+    @property
+    def loss_not_finite(self) -> np.ndarray:
+        """(n,) bool: the steps whose loss is NaN or infinite."""
+        return self.not_finite.get("loss", np.zeros(self.steps, bool))
+
+    @property
+    def stamp(self) -> str:
+        """That of the log, or the first start as YYYYMMDD_HHMMSS in UTC, so that every machine names files alike."""
+        start = datetime.datetime.fromtimestamp(self.started, datetime.UTC)
+        return self.log_stamp or start.strftime("%Y%m%d_%H%M%S")
+
+    def minutes_at(self, step: float) -> float:
+        """Minutes of training until `step` was done; 0 before the first."""
+        minutes = self.columns["minutes"]
+        done = int(np.searchsorted(self.columns["step"], step, side="right"))
+        known = np.flatnonzero(np.isfinite(minutes[:done]))
+        return float(minutes[known[-1]]) if known.size else 0.0
+
+
+class Numbers:
+    """Numbers by row and name, 16 bytes each, as they are read.
+
+    Attributes:
+        by_name: name -> the rows that name it, and what they say.
+    """
+
+    def __init__(self) -> None:
+        self.by_name = defaultdict[str, tuple[Any, Any]](lambda: (array("q"), array("d")))
+
+    def add(self, row: int, values: Mapping[str, Any]) -> None:
+        """Add what a row says; only its numbers."""
+        for name, value in values.items():
+            if type(value) in (float, int):  # a bool is none
+                rows, numbers = self.by_name[name]
+                rows.append(row)
+                numbers.append(value)
+
+    def to_columns(self, size: int, names: Iterable[str]) -> dict[str, np.ndarray]:
+        """Return (size,) float64 for these names and all that were read, NaN where nothing was said."""
+        columns = {name: np.full(size, np.nan) for name in (*names, *self.by_name)}
+        for name, (rows, numbers) in self.by_name.items():
+            columns[name][rows] = numbers
+        return columns
+
+
+def read_run(folder: Path) -> Run:
+    """Return the run in a folder. Raises RunError without a record, or with one that has no step."""
+    paths = RunPaths(folder)
+    if not paths.metrics.exists():
+        raise RunError(f"{paths.metrics} does not exist: {advise(paths)}")
+    reader = RecordReader(paths.metrics)
+    timeline = Timeline()
+    numbers = Numbers()
+    taken = 0
+    rows: dict[int, int] = {}  # step -> its last row
+    events: list[Record] = []
+    try:
+        for record in reader.read_all():
+            timeline.add(record)
+            reached = math.inf
+            if record["event"] in ("step", *GOES_BACK):
+                reached = record["step"]
+            while rows and next(reversed(rows)) > reached:
+                rows.popitem()
+            if record["event"] == "step":
+                rows[record["step"]] = taken
+                numbers.add(taken, record)
+                taken += 1
+            else:
+                events.append(record)
+    except OSError as error:
+        raise RunError(
+            f"{paths.metrics} cannot be read ({error.strerror}): make it a readable file"
+        ) from None
+    if not rows:
+        damage = reader.first_damage and f" ({reader.first_damage})"
+        raise RunError(f"{paths.metrics} has no step{damage}. Run this again after the first one")
+
+    columns = numbers.to_columns(taken, ("step", "tokens", "time", *STEP_KEYS))
+    columns = {name: column[[*rows.values()]] for name, column in columns.items()}
+    config, attempts = read_config(paths.config)
+    step_ms = columns["step_ms"]
+    columns["minutes"] = np.where(np.isnan(step_ms), np.nan, np.nancumsum(step_ms) / 60_000)
+    columns["lrm"] = columns["lr"] / find_peak_rate(config, columns["lr"])
+    starts = (record["time"] for record in events if record["event"] == "start")
+    not_finite = ~np.isfinite(columns["loss"])  # a record has null there
+    remarks = []
+    if reader.damaged_lines:
+        remarks.append(
+            f"{paths.metrics}: {reader.first_damage}. Damaged lines that are left out: "
+            f"{reader.damaged_lines:,}"
+        )
+    return Run(
+        name=paths.name,
+        columns=columns,
+        evals=find_last_evals(events),
+        events=[record for record in events if record["event"] != "eval"],
+        started=float(next(starts, columns["time"][0])),
+        not_finite={"loss": not_finite} if not_finite.any() else {},
+        folder=folder,
+        last_step=config.last_step if config else None,
+        lost_steps=taken - len(rows),
+        settings=config.stored() if config else {},
+        attempts=attempts,
+        timeline=timeline,
+        goodput=timeline.totals(),
+        remarks=remarks,
+    )
+
+
+def advise(paths: RunPaths) -> str:
+    """Return what to do where a run has no record: choose another run, or train this one."""
+    parent = paths.folder.parent
+    names = sorted(path.parent.name for path in parent.glob("*/metrics.jsonl"))
+    if names:
+        return f"choose another run; {parent} has {', '.join(names[:8])}"
+    return f"train it first, for example with `make train RUN_NAME={paths.name}`"
+
+
+def read_config(path: Path) -> tuple[Config | None, Sequence[Mapping[str, Any]]]:
+    """Return the settings of a run and the facts of its attempts; None and () without a config.json.
+
+    A setting that this version does not know is left out; one that the file does not have is its default.
+    """
+    try:
+        stored = read_object(path)
+        settings = stored["settings"]
+        known = {name: settings[name] for name in SETTINGS if name in settings}
+        attempts = [attempt for attempt in stored.get("attempts", ()) if isinstance(attempt, dict)]
+        return build_config(known), attempts
+    except FileNotFoundError:
+        return None, ()
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(
+            f"{path} does not have the settings of a run ({type(error).__name__}: {error}). "
+            "Restore it from a copy, or move it away: then the highest learning rate counts as the peak"
+        ) from None
+
+
+def find_peak_rate(config: Config | None, rates: np.ndarray) -> float:
+    """Return the highest learning rate: the setting, or without settings the highest that was used."""
+    if config:
+        return config.learning_rate
+    known = rates[np.isfinite(rates)]
+    if known.size and known.max() > 0:
+        return float(known.max())
+    return math.nan
+
+
+def find_last_evals(records: Iterable[Record]) -> list[Record]:
+    """Return the evaluations that count, by step: the last of each step and set, without those that the run went back
+    past. What records of one step say of different things, validation loss and CORE, is put together."""
+    last: dict[tuple[int, bool], Record] = {}
+    for record in records:
+        if record["event"] in GOES_BACK:
+            last = {key: kept for key, kept in last.items() if key[0] <= record["step"]}
+        if record["event"] != "eval":
+            continue
+        key = (record["step"], bool(record.get("full")))
+        before = last.get(key, {})
+        has_failed = record.get("val_loss") is None and "core" not in record
+        if has_failed and "val_loss" in before:
+            continue
+        last[key] = before | record
+    return [last[key] for key in sorted(last)]
+
+
+def find_folders(names: Sequence[str], runs_dir: str | None) -> list[Path]:
+    """Return the folders of the runs named, each once; without a name the one of the settings.
+
+    Raises SettingsError where no run is named and the settings are invalid.
+    """
+    if names:
+        parent = Path(runs_dir or "")
+        paths = [Path(name) if Path(name).is_dir() else parent / name for name in names]
+        return list(dict.fromkeys(path.absolute() for path in paths))
+    config = Config.load()
+    if runs_dir:
+        config = config.replace(runs_dir=str(Path(runs_dir).absolute()))
+    return [RunPaths.of_node(config, ROOT).folder]

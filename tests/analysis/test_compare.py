@@ -1,0 +1,217 @@
+"""Groups of runs and verdicts: by Welch's and Holm's formulas, by hand, and as a user sees them."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from analysis import compare, groups
+from analysis.groups import find_differences, group_runs, judge
+from analysis.runs import RunError
+from settings.declare import SettingsError
+from tests.analysis.made_runs import make_eval, make_run, write_run
+
+
+def test_runs_are_grouped_by_their_names_without_the_seed():
+    names = ("b-seed2", "a", "b-seed1", "b_seed10", "b-s1", "b-seed1-long", "seed1", "a-seed3")
+    grouped = group_runs(map(make_run, names))
+    assert {group: len(runs) for group, runs in grouped.items()} == {
+        "b": 3,
+        "a": 2,
+        "b-s1": 1,
+        "b-seed1-long": 1,
+        "seed1": 1,
+    }
+
+
+@pytest.mark.parametrize("seeds", [(2, 2), (2, 8), (3, 3, 3)], ids=str)
+def test_at_most_6_percent_of_runs_that_differ_by_their_seed_alone_are_told_apart(seeds):
+    rng = np.random.default_rng(0)
+    decided = 0
+    for _ in range(1000):
+        values = {str(group): 3.5 + rng.normal(0, 0.01, count) for group, count in enumerate(seeds)}
+        decided += judge(values, "nats")[0].p < 0.05
+    assert decided <= 60
+
+
+def welch(low: np.ndarray, high: np.ndarray, level: float) -> tuple[float, float, float]:
+    """Return p and the interval by Welch's formulas."""
+    parts = [values.var(ddof=1) / len(values) for values in (low, high)]
+    freedom = sum(parts) ** 2 / sum(
+        part**2 / (len(values) - 1) for part, values in zip(parts, (low, high), strict=True)
+    )
+    difference = high.mean() - low.mean()
+    error = math.sqrt(sum(parts))
+    half = stats.t.ppf(1 - level / 2, freedom) * error
+    return 2 * stats.t.sf(difference / error, freedom), difference - half, difference + half
+
+
+def test_verdicts_are_those_of_welch_and_holm():
+    values = {
+        "c": np.array([3.12, 3.13, 3.11, 3.125]),
+        "a": np.array([3.0, 3.01, 2.99, 3.005]),
+        "b": np.array([3.08, 3.13, 3.05, 3.12]),
+    }
+    verdicts = judge(values, "nats")
+    pairs = [(verdict.better, verdict.worse) for verdict in verdicts]
+    assert pairs == [("a", "c"), ("a", "b"), ("b", "c")]
+    for verdict, count in zip(verdicts, (3, 2, 1), strict=True):
+        p, low, high = welch(values[verdict.better], values[verdict.worse], 0.05 / count)
+        assert (verdict.p, verdict.low, verdict.high) == pytest.approx((count * p, low, high))
+        assert (verdict.low > 0) == (verdict.p < 0.05)
+    assert "(95%: " in verdicts[0].words and "Not decided: " in verdicts[2].words
+    doubtful = {"a": [1.0, 1.1], "b": [1.2, 1.31], "c": [1.5, 1.58]}  # a and c alone have p = 0.02
+    verdicts = judge({name: np.array(losses) for name, losses in doubtful.items()}, "nats")
+    assert min(verdict.p for verdict in verdicts) > 0.05
+
+
+@pytest.mark.filterwarnings("ignore:Precision loss")
+def test_losses_that_a_log_has_rounded_decide_nothing():
+    rounded = {"a": np.array([3.5, 3.5]), "b": np.array([3.6, 3.6]), "c": np.array([9, 9.01])}
+    verdicts = judge(rounded, "nats")
+    assert [verdict.p < 0.05 for verdict in verdicts] == [True, True, False]
+    assert (verdicts[2].better, verdicts[2].worse) == ("a", "b")
+
+
+def curve(name, step_ms, points, **facts):
+    evals = [make_eval(step, loss, full) for step, loss, full in points]
+    return make_run(name, [3.0] * 40, evals, step_ms=step_ms, **facts)
+
+
+TOKENS = "validation loss (nats per token) at 0.03M tokens"
+TIME = "validation loss (nats per token) after 0:30"
+
+
+def test_losses_are_interpolated_at_equal_tokens_and_time_and_never_between_kinds():
+    short = curve("short", 1000, [(10, 5.0, False), (30, 4.0, False), (30, 9.0, True)])
+    points = [(10, 5.0, False), (20, 3.0, False), (40, 1.0, False), (40, 9.0, True)]
+    comparison = groups.compare(group_runs([short, curve("long", 2000, points)]))
+    # at step 30 of both, and after 30 s at step 15 of the long run
+    assert comparison.rows == [
+        {"": "short", "seeds": "1", TOKENS: "4.0000", TIME: "4.0000", "tokens/s": "1,000"},
+        {"": "long", "seeds": "1", TOKENS: "2.0000", TIME: "4.0000", "tokens/s": "500"},
+    ]
+
+
+def test_without_a_common_evaluation_training_losses_are_compared():
+    early = curve("early", 1000, [(10, 4.0, False)])
+    late = curve("late", 1000, [(20, 3.0, False)])
+    rows = groups.compare(group_runs([early, late])).rows
+    assert rows[0]["smoothed training loss (nats per token) at 0.04M tokens"] == "3.0000"
+    comparison = groups.compare(group_runs([early, make_run("silent", [math.nan])]))
+    assert groups.NOTHING in comparison.sentences
+    assert list(comparison.rows[0]) == ["", "seeds", "tokens/s"]
+
+
+def test_logs_are_compared_by_step_and_have_no_settings_that_differ(tmp_path):
+    columns = {"tokens": np.full(40, np.nan)}
+    log = curve("log", 1000, [(10, 5.0, False), (30, 4.0, False)], columns=columns)
+    comparison = groups.compare(group_runs([log, curve("b", 1000, [(20, 3.0, False)])]))
+    assert comparison.rows[0]["validation loss (nats per token) at step 20"] == "4.5000"
+    for name, layers in {"a-seed1": "4", "a-seed2": "3", "b": "3"}.items():
+        write_run(tmp_path / name, 3.0, N_LAYER=layers, SEED=name[-1:].replace("b", "1"))
+    runs = compare.read_runs("a*,b", tmp_path)
+    comparison = groups.compare(group_runs([log, *runs]))
+    assert comparison.differences == {"N_LAYER": {"a": "3/4", "b": "3"}}
+    assert comparison.sentences[:2] == ["They differ in N_LAYER (3/4, 3).", groups.UNKNOWN_TEXT]
+    assert find_differences(group_runs([log, runs[0]])) == {}
+
+
+@pytest.mark.parametrize(("name", "value"), [("SEED", "2"), ("SEQ_LEN", "64")])
+def test_losses_on_other_text_are_not_compared(tmp_path, name, value):
+    write_run(tmp_path / "a", 3.0)
+    write_run(tmp_path / "b", 2.0, **{name: value})
+    comparison = groups.compare(group_runs(compare.read_runs("a,b", tmp_path)))
+    is_same = name == "SEED"
+    assert (groups.OTHER_TEXT in comparison.sentences) is not is_same
+    unit = "nats per token" if is_same else "bits per byte"
+    heading = f"validation loss on the full set ({unit}) at 0.02M tokens"
+    assert comparison.rows[0][heading] == ("3.5000" if is_same else "1.5000")
+
+
+def test_one_seed_and_one_seed_twice_decide_nothing(tmp_path):
+    seeds = {"a-seed1": "1", "a-seed2": "2", "b-seed1": "1", "b-seed2": "1", "c": "1"}
+    for name, seed in seeds.items():
+        write_run(tmp_path / name, 3.0, SEED=seed)
+    comparison = groups.compare(group_runs(compare.read_runs("*", tmp_path)))
+    assert comparison.verdicts == []
+    assert "difference from noise: b, c. Train again" in comparison.sentences[-1]
+
+
+GOLDEN = """\
+             validation loss on the full set (nats  validation loss (nats per token) after
+      seeds             per token) at 0.02M tokens                                    0:03  tokens/s
+base      3                       3.9600 +- 0.0100                        3.5850 +- 0.0100     6,250
+muon      3                       3.9100 +- 0.0100                        3.4100 +- 0.0100     6,667
+wide      2                       3.9350 +- 0.0212                        3.5600 +- 0.0212     6,250
+
+muon is better than base by 0.05 nats per token (95%: 0.0177 to 0.0823; Welch's test, p = 0.011).
+Not decided: wide is ahead of base by 0.025 nats per token (95%: -0.18 to 0.23; Welch's test, p =
+0.64). With these seeds, a difference below 0.21 would not show. This one would take at least 7
+seeds each.
+Not decided: muon is ahead of wide by 0.025 nats per token (95%: -0.0949 to 0.145; Welch's test, p =
+0.64). With these seeds, a difference below 0.12 would not show. This one would take at least 5
+seeds each.
+They differ in OPTIMIZER (muon, adamw, muon).
+"""
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    for name, losses, optimizer in (
+        ("base", (3.45, 3.46, 3.47), "muon"),
+        ("muon", (3.4, 3.41, 3.42), "adamw"),
+        ("wide", (3.42, 3.45), "muon"),
+    ):
+        for seed, loss in enumerate(losses):
+            step_ms = 160 if optimizer == "muon" else 150
+            facts = {"SEED": str(seed), "OPTIMIZER": optimizer}
+            write_run(tmp_path / f"{name}-seed{seed}", loss, step_ms, **facts)
+    (tmp_path / "compare").mkdir()  # no run, though RUNS=* finds it
+    monkeypatch.setenv("MAKE_TARGET", "compare")
+    monkeypatch.setenv("MAKE_GOALS", "compare")
+    monkeypatch.setenv("RUNS_DIR", str(tmp_path))
+    monkeypatch.setenv("RUNS", "*")
+    return tmp_path
+
+
+def test_the_screen_is_as_documented(runs, capsys):
+    assert compare.main() == 0
+    *lines, last = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert lines == GOLDEN.splitlines()
+    assert last.endswith("compare/base-muon-wide.html. For a paper: FIGURE=loss.pdf")
+    assert "data:image/png" in (runs / "compare" / "base-muon-wide.html").read_text()
+
+
+def test_json_has_the_numbers(runs, capsys, monkeypatch):
+    monkeypatch.setenv("JSON", "1")
+    monkeypatch.setenv("RUNS", "[bc]*,muon*,base-seed1")
+    assert compare.main() == 0
+    verdict = json.loads(capsys.readouterr().out)["verdicts"][0]
+    assert (verdict["better"], verdict["difference"]) == ("muon", pytest.approx(0.05))
+
+
+def test_the_figure_is_a_file_of_one_of_three_kinds(runs, capsys, monkeypatch):
+    for name, code in (("new/loss.pdf", 0), ("loss.gif", 64), ("folder/", 64), (".pdf", 64)):
+        monkeypatch.setenv("FIGURE", f"{runs}/{name}")
+        assert compare.main() == code
+    assert (runs / "new" / "loss.pdf").read_bytes().startswith(b"%PDF")
+
+
+@pytest.mark.parametrize(("names", "code"), [("", 64), ("base-seed1,none*", 64), ("damaged", 78)])
+def test_what_cannot_be_compared_is_named(runs, capsys, monkeypatch, names, code):
+    (runs / "damaged").mkdir()
+    (runs / "damaged" / "metrics.jsonl").write_text("{}")
+    monkeypatch.setenv("RUNS", names)
+    assert compare.main() == code
+    assert names.split(",")[-1] in capsys.readouterr().err
+    (runs / "empty.log").write_text("no step")
+    with pytest.raises(RunError, match="no step with a number"):
+        compare.read_runs("empty.log", runs)
+    with pytest.raises(SettingsError, match="make runs lists the runs"):
+        compare.read_runs("compare", runs)
+    write_run(runs / "compare" / "base-seed1", 3.0)
+    with pytest.raises(SettingsError, match="Two runs have the same name"):
+        compare.read_runs("base*,compare/*", runs)
