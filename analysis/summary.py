@@ -69,6 +69,8 @@ def summarize(run: Run) -> dict[str, str]:
             value = record.get(key)
             if value is not None:
                 cells[heading] = f"{value:.4f} (step {record['step']:,.0f}{full})"
+        for name, bits in (record.get("compressed_bpb") or {}).items():
+            cells[f"bits per byte, {name}"] = f"{bits:.4f}"
     rates = {
         "tokens": (run.columns["tokens"][-1], "{:,.0f}"),
         "tokens/s": (average_over_time(run, "tokens_per_s"), "{:,.0f}"),

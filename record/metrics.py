@@ -12,6 +12,7 @@ Keys of every record: `time` (Unix seconds), `mono_s` (the monotonic clock of th
 
     eval            val_loss: nats per token on validation text, null where the evaluation failed; val_bpb: bits per
                     byte on the same; val_loss_by_source, val_bpb_by_source: the same for each source; scored_tokens;
+                    compressed_bpb: name of a compressor -> bits per byte that it needs for the same text, at the end;
                     val_ppl: in fine-tuning, perplexity of the scored tokens; eval_s: seconds of the whole evaluation;
                     full: true for the final, larger set; error: in words, why it failed or ran out of time.
                     core: the DCLM CORE metric, mean of 22 centered accuracies, null where a task is missing;
@@ -85,7 +86,7 @@ STEP_KEYS = (
     "replica",  # the site of this step, under SYNC=diloco: loss and grad_norm are of its part of the batch
 )
 # Anything but an object or null under one of these keys is damage,
-OBJECTS = frozenset({"val_loss_by_source", "val_bpb_by_source", "core_centred"})
+OBJECTS = frozenset({"val_loss_by_source", "val_bpb_by_source", "compressed_bpb", "core_centred"})
 # and anything but a number or null, not larger than this, under one of these.
 LARGEST_NUMBER = 1e300
 LARGEST = {"time": 1e11, "step": 10**15} | dict.fromkeys(

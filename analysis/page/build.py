@@ -8,7 +8,6 @@ The page needs no network, and its content policy forbids any. Without JavaScrip
 
 import base64
 import json
-import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -33,7 +32,6 @@ from analysis.summary import (
 )
 from record.goodput import CATEGORIES
 from record.metrics import duration, replace_nonfinite
-from record.run_paths import RunPaths
 
 SCRIPTS = ("view.js", "series.js", "chart.js", "controls.js")
 RATES = ("tokens_per_s", "mfu")
@@ -41,7 +39,6 @@ COLUMNS = ("step", "tokens", "time", "step_ms", "minutes", "loss", "lr", "grad_n
 EVALS = ("step", "full", "val_loss", "val_bpb", "core", "core_partial")
 SMOOTH = ("step", "tokens", "lr")  # their second differences are mostly 0
 CLOCK_TICKS = 1024  # per second: the clock is only an axis, and finer digits are noise
-COMPRESSED = r"; (\w+ -9) needs ([\d.]+)"  # train/hooks/evaluation.py writes it
 
 
 def write_page(path: Path, runs: Sequence[Run], comparison: Comparison | None = None) -> None:
@@ -69,7 +66,7 @@ def write_page(path: Path, runs: Sequence[Run], comparison: Comparison | None = 
     }
     if len(runs) == 1:
         title = rows[0].pop("run")
-        facts = rows[0] | read_compressors(runs[0]) | describe_run(runs[0])
+        facts = rows[0] | describe_run(runs[0])
     page = Template(read_file("page.html")).substitute(
         title=escape(title),
         style=read_file("page.css") + style_lines(),
@@ -178,15 +175,6 @@ def to_table(rows: Sequence[Mapping[str, str]]) -> str:
         lines += f"<tr>{''.join(cells)}</tr>\n"
     head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
     return f"<thead><tr>{head}</tr></thead><tbody>{lines}</tbody>"
-
-
-def read_compressors(run: Run) -> dict[str, str]:
-    """Return how many bits per byte gzip and xz need for the same text, as a run's log says at its end."""
-    if run.folder is None:
-        return {}
-    log = RunPaths(run.folder).train_log
-    lines = log.read_text(errors="replace") if log.exists() else ""
-    return {f"bits per byte, {name}": bits for name, bits in re.findall(COMPRESSED, lines)}
 
 
 def show_comparison(comparison: Comparison) -> str:

@@ -40,7 +40,7 @@ class Evaluation(Hook):
     ):
         self.evaluator = evaluator
         self.core = core
-        self.compressed = compressed or {}
+        self.compressed = compressed if compressed and evaluator.full_is_all else {}
         self.validated_at = 0
         self.validation_loss: float | None = None
         self.core_at = 0
@@ -87,6 +87,8 @@ class Evaluation(Hook):
         result, values, seconds = self.run(job, "the evaluation", score, part)
         if result is None:
             values = {"val_loss": None, "val_bpb": None, "scored_tokens": 0} | values
+        elif full and self.compressed:
+            values["compressed_bpb"] = self.compressed
         self.validated_at = job.step
         if not full:
             self.validation_loss = result.loss if result else None
@@ -189,8 +191,7 @@ class Evaluation(Hook):
 
     def report(self, job: "Job", result: Any) -> None:
         """Say the bits per byte at the end, and what compressors need where they had the same text."""
-        others = self.compressed if self.evaluator.full_is_all else {}
-        figures = ", ".join(f"{name}: {value:.3f}" for name, value in others.items())
+        figures = ", ".join(f"{name}: {value:.3f}" for name, value in self.compressed.items())
         beside = f" ({figures})" if figures else ""
         job.recorder.say(
             f"validation: {result.bpb:.3f} bits per byte on {result.text_bytes} held-out bytes{beside}",

@@ -1,7 +1,6 @@
 """train/hooks/evaluation.py: when a run is evaluated, what is recorded, and which checkpoint is the best."""
 
 import dataclasses
-from types import SimpleNamespace
 
 import pytest
 
@@ -188,10 +187,20 @@ def test_what_a_checkpoint_keeps_is_taken_up_again_and_going_back_forgets(tiny, 
 
 def test_the_end_of_a_run_names_compressors_only_where_they_had_the_same_text(tiny, tmp_path):
     said = []
+    compressed = {"gzip -9": 1.958, "xz -9": 1.692}
     for is_all in (True, False):
-        evaluator = SimpleNamespace(full_is_all=is_all)
-        hook = Evaluation(evaluator, compressed={"gzip -9": 1.958, "xz -9": 1.692})
-        job = make_job(tiny, tmp_path, hook)
+
+        class Scorer:
+            full_is_all = is_all
+            __call__ = staticmethod(score)
+
+        hook = Evaluation(Scorer(), compressed=compressed)
+        folder = tmp_path / str(is_all)
+        folder.mkdir()
+        job = make_job(tiny, folder, hook)
+        assert hook.validate(job) and hook.validate(job, full=True)
+        recorded = [record.get("compressed_bpb") for record in evaluations(job)]
+        assert recorded == [None, compressed if is_all else None]
         job.recorder.say = lambda line, terminal=None: said.append(line)
         hook.report(job, score())
     bits = Validation(10.0, 5, 20).bpb
