@@ -1,11 +1,10 @@
-"""A page in headless Chromium, by the DevTools protocol over two pipes: load it, point, drag, type, read it back.
+"""A page in headless Chromium, by the DevTools protocol over two pipes: load it, point, read it back.
 
 with Browser(tmp_path) as browser:
     browser.open(path)
     browser.value("document.title")
 """
 
-import base64
 import json
 import os
 import shlex
@@ -148,33 +147,3 @@ class Browser:
 
     def hover(self, x: float, y: float) -> None:
         self.mouse("mouseMoved", x, y)
-
-    def drag(self, x0: float, x1: float, y: float) -> None:
-        self.hover(x0, y)
-        self.mouse("mousePressed", x0, y, buttons=1)
-        for part in (0.3, 0.7, 1.0):
-            self.mouse("mouseMoved", x0 + (x1 - x0) * part, y, buttons=1)
-        self.mouse("mouseReleased", x1, y)
-
-    def choose(self, name: str, value: str | bool) -> None:
-        """Set a switch by its id, as a person would."""
-        what = "checked" if isinstance(value, bool) else "value"
-        self.value(
-            f"{{ const box = document.getElementById({json.dumps(name)}); box.{what} = {json.dumps(value)};"
-            " for (const kind of ['input', 'change']) box.dispatchEvent(new Event(kind)); }"
-        )
-
-    def dark(self, dark: bool) -> None:
-        """The theme that the system asks for."""
-        self.call(
-            "Emulation.setEmulatedMedia",
-            features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}],
-        )
-
-    def picture(self, path: Path) -> Path:
-        """The whole page as PNG."""
-        size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-        clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
-        data = self.call("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)["data"]
-        path.write_bytes(base64.b64decode(data))
-        return path

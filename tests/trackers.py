@@ -5,20 +5,16 @@ process = start(python, "trackio", run)            follows run/metrics.jsonl unt
 read_values(python, "trackio", run)                [(step, name, value, time), ...]
 """
 
-import fcntl
-import hashlib
 import json
 import os
 import re
 import subprocess
 import sys
 import sysconfig
-import tempfile
 from pathlib import Path
 
-import pytest
-
 from tests import wandb_file
+from tests.extra_packages import install_apart
 from tests.running import ROOT, environment
 
 READERS = {
@@ -52,27 +48,17 @@ def list_pins(name: str) -> set[str]:
 
 def python_with_trackers() -> str:
     """Return a Python that has the packages of TRACKERS too. Skips the test where there is no package index."""
-    pins = "\n".join(sorted(list_pins("trackers") - list_pins("base")))
-    site = sysconfig.get_path("purelib")
-    digest = hashlib.sha256(f"{pins}{site}".encode()).hexdigest()[:12]
-    folder = Path(tempfile.gettempdir()) / f"trackers-{digest}"
-    python = folder / "bin" / "python"
-    with open(f"{folder}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "complete").exists():
-            subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
-            (folder / "pins.txt").write_text(pins)
-            version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-            (folder / "lib" / version / "site-packages" / "base.pth").write_text(site)
-            uv = [Path(sys.executable).with_name("uv"), "pip", "install", "--python", python]
-            done = subprocess.run(
-                [*uv, "--no-deps", "-r", folder / "pins.txt"],
-                check=False,
-            )
-            if done.returncode:
-                pytest.skip("no package index: tensorboard and trackio cannot be installed")
-            (folder / "complete").touch()
-    return str(python)
+    folder = install_apart("trackers", list_pins("trackers") - list_pins("base"), make_environment)
+    return str(folder / "bin" / "python")
+
+
+def make_environment(folder: Path) -> list:
+    """Make a virtual environment that sees .venv; return the options of uv that name it."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    site = folder / "lib" / version / "site-packages"
+    (site / "base.pth").write_text(sysconfig.get_path("purelib"))
+    return ["--python", folder / "bin" / "python"]
 
 
 def start(python: str, name: str, run: Path, **more: str) -> subprocess.Popen:

@@ -3,18 +3,15 @@
 The harness and what its imports need beyond .venv are installed into a folder in /tmp, once: 15 MB.
 """
 
-import fcntl
-import hashlib
 import json
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.extra_packages import install_apart
 from tests.train.evaluate.test_core_score import CPU, Parts, bundle, parts  # noqa: F401 (fixtures)
 from tests.train.model.test_model import hugging_face
 from train.data.data_paths import tokenizer_path
@@ -36,17 +33,9 @@ PINS = (
 @pytest.fixture(scope="module")
 def harness() -> Any:
     """The package lm_eval. Skips the test where there is no package index."""
-    digest = hashlib.sha256(repr((PINS, sys.version)).encode()).hexdigest()[:12]
-    folder = Path(tempfile.gettempdir()) / f"lm-eval-{digest}"
-    with open(f"{folder}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "complete").exists():
-            uv = Path(sys.executable).with_name("uv")
-            target = ["--python", sys.executable, "--target", folder]
-            command = [uv, "pip", "install", "--quiet", "--no-deps", *target, *PINS]
-            if subprocess.run(command, check=False).returncode:
-                pytest.skip("no package index: lm_eval cannot be installed")
-            (folder / "complete").touch()
+    folder = install_apart(
+        "lm-eval", PINS, lambda folder: ["--python", sys.executable, "--target", folder]
+    )
     sys.path.append(str(folder))
     import lm_eval
     import lm_eval.models.huggingface
