@@ -130,7 +130,8 @@ class Training(Section):
     )
     max_steps: int | None = setting(
         None,
-        "Step after which training stops. The learning rate still follows TRAIN_TOKENS. Default: the step that reaches TRAIN_TOKENS.",
+        "Step after which training stops. The learning rate still follows TRAIN_TOKENS. Default: the "
+        "step that reaches TRAIN_TOKENS.",
         unit="steps",
         minimum=1,
         resume=FREE,

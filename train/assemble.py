@@ -89,9 +89,9 @@ def process_age_s() -> float:
         return 0.0
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Attempt:
-    """An attempt at a run. `begin` adds what it says of it.
+    """An attempt at a run, which has begun.
 
     Attributes:
         is_shared: whether all nodes see the run's folder.
@@ -107,39 +107,59 @@ class Attempt:
     status: Status
     is_shared: bool
     stopwatch: Stopwatch
-    before: dict[str, Any] = dataclasses.field(init=False)
-    changes: dict[str, list] = dataclasses.field(default_factory=dict)
-    number: int = 0
-    watch: Watchdog = dataclasses.field(init=False)
+    before: dict[str, Any]
+    changes: dict[str, list]
+    number: int
+    watch: Watchdog
 
 
-def begin(attempt: Attempt) -> None:
+def begin(
+    config: Config,
+    paths: RunPaths,
+    world: World,
+    interrupt: Interrupt,
+    status: Status,
+    is_shared: bool,
+    stopwatch: Stopwatch,
+) -> Attempt:
     """Compare with what the run was before, and say how it is stopped and saved. Raises SettingsError."""
-    config, paths, world = attempt.config, attempt.paths, attempt.world
-    status, interrupt = attempt.status, attempt.interrupt
-    before = attempt.before = from_first(stored_config(paths) if world.is_first else {})
+    before = from_first(stored_config(paths) if world.is_first else {})
+    changes: dict[str, list] = {}
     if before:
-        complaints, attempt.changes = compare_with_stored(before["settings"], config.values())
+        complaints, changes = compare_with_stored(before["settings"], config.values())
         if complaints:
             raise SettingsError([f"{complaint} [{paths.config}]" for complaint in complaints])
-        attempt.number = len(before.get("attempts", []))
+    number = len(before.get("attempts", []))
     say_how_it_is_stopped(config, world, status)
-    say_where_it_is_saved(config, paths, world, attempt.is_shared)
+    say_where_it_is_saved(config, paths, world, is_shared)
     if world.is_first:
         for line in watchdog.put_away(paths.hang):
             log.warning("the attempt before: %s", line)
     from_first(None)  # the stacks of that attempt are out of the way
-    attempt.watch = Watchdog(
+    watch = Watchdog(
         paths.hang,
         world.rank,
         world.host,
         lambda: interrupt.told_at if interrupt.training else None,
         at_end=lambda: hung(status),
     )
-    attempt.watch.expect("opening the data", config.start_timeout_s)
+    watch.expect("opening the data", config.start_timeout_s)
     set_timeout(COLLECTIVE_S, [])  # from here on the watchdog ends what hangs
     # From here on the run is touched, and its status says so.
-    status.phase("data", attempt=attempt.number)
+    status.phase("data", attempt=number)
+    return Attempt(
+        config=config,
+        paths=paths,
+        world=world,
+        interrupt=interrupt,
+        status=status,
+        is_shared=is_shared,
+        stopwatch=stopwatch,
+        before=before,
+        changes=changes,
+        number=number,
+        watch=watch,
+    )
 
 
 def build_job(attempt: Attempt) -> Job:

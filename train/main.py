@@ -159,8 +159,7 @@ def run(process: Process, training: Training) -> int:
     if nothing_left(config, paths, world, training.target):
         return DONE
     process.status = status.of_run(config, paths, world.is_first)
-    attempt = Attempt(config, paths, world, process.interrupt, process.status, is_shared, stopwatch)
-    begin(attempt)
+    attempt = begin(config, paths, world, process.interrupt, process.status, is_shared, stopwatch)
     job = process.job = training.build_job(attempt)
     is_done = loop.train(job)
     limit_s = config.start_timeout_s + config.sample_tokens

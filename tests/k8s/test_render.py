@@ -121,7 +121,6 @@ def expected_pod(environment: str, gpus: int) -> dict[str, Any]:
             field_ref("NODE_RANK", "metadata.labels['batch.kubernetes.io/job-completion-index']"),
             field_ref("POD_NAME", "metadata.name"),
             field_ref("K8S_NODE", "spec.nodeName"),
-            field_ref("POD_SITE", "metadata.labels['topology.kubernetes.io/zone']"),
         ],
         "resources": {"requests": amounts, "limits": amounts},
         "securityContext": TIGHTLY,

@@ -217,16 +217,15 @@ def waits(stack: list[tuple[str, str, str]]) -> bool:
 def report(folder: Path) -> list[str]:
     """A line for each rank that left its stacks, those first that did not merely wait for others."""
     lines = []
-    for path in folder.glob("rank_*.txt"):
-        if path.stat().st_size == 0:
-            continue
+    paths = [path for path in folder.glob("rank_*.txt") if path.stat().st_size]
+    for path in sorted(paths, key=lambda path: int(path.stem.removeprefix("rank_"))):
         head = path.read_text(encoding="utf-8", errors="replace").split("\n", 1)[0]
         rank = path.stem.replace("_", " ")
         who = head if head.startswith(rank) else f"{rank}: stuck, and with it Python itself"
         stack = main_stack(path)
         what = "waits for others" if waits(stack) else "HANGS"
         lines.append(f"{what}: {who}; {place(stack)} ({path})")
-    return sorted(lines)
+    return sorted(lines, key=lambda line: not line.startswith("HANGS"))
 
 
 def put_away(folder: Path) -> list[str]:

@@ -226,7 +226,8 @@ class DiLoCo(Hook):
         here, there = outcome.behind
         if there < here:
             reason = "this site trained apart from the others and now has their weights"
-            return self.back_to(job, there, reason, began)
+            self.back_to(job, there, reason, began)
+            return
         job.step = there
         job.guard.exchanged(self.site.turn)
         self.missed.append([here, there])
