@@ -14,8 +14,8 @@ from analysis.figure import write_figure, write_paper_figure
 from analysis.groups import NOTHING, Comparison, Groups, Lines, compare, group_runs, read_lines
 from analysis.logs.runs import read_log
 from analysis.page.build import write_page
-from analysis.plots import keep_numbered
-from analysis.runs import Run, RunError, read_run
+from analysis.runs import Run, RunError, keep_numbered, read_run
+from record.exit_codes import BAD_DATA, DONE
 from record.run_paths import RunPaths
 from settings import ROOT, SettingsError
 from settings.config import Config
@@ -28,7 +28,6 @@ NOT_FOUND = (
 SAME_NAME = "Two runs have the same name. Rename a folder, for example to base-seed2."
 WIDTH = 100  # of the terminal
 NAME_LENGTH = 100  # of the page: file systems allow 255
-BAD_DATA = 78
 
 
 def read_runs(names: str, runs_dir: Path) -> list[Run]:
@@ -97,7 +96,7 @@ def main() -> int:
         comparison = compare(groups)
         if config.json:
             sys.stdout.write(json.dumps(asdict(comparison), indent=1) + "\n")
-            return 0
+            return DONE
         show(comparison)
         name = "-".join(groups)[:NAME_LENGTH]
         page = runs_dir / "compare" / f"{name}.html"
@@ -108,7 +107,7 @@ def main() -> int:
             write_paper_figure(ROOT / config.figure, choose_lines(groups))
             figure = f"Figure: {config.figure}"
         sys.stdout.write(f"Curves: {show_path(page)}. {figure}\n")
-        return 0
+        return DONE
     except (SettingsError, RunError, OSError) as error:
         sys.stderr.write(f"{error}\n")
         return getattr(error, "exit_code", BAD_DATA)

@@ -16,8 +16,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from analysis.energy.join import add_energy
 from analysis.energy.prices import read_prices
 from analysis.figure import DPI, PAPER_DPI, write_figure
@@ -25,7 +23,7 @@ from analysis.logs.check import check_run
 from analysis.logs.dialect import DialectError
 from analysis.logs.runs import read_log
 from analysis.page.build import write_page
-from analysis.runs import Run, RunError, find_folders, read_run
+from analysis.runs import Run, RunError, find_folders, keep_numbered, read_run
 from analysis.summary import describe_not_finite
 from analysis.tables import write_tables
 from record.exit_codes import BAD_DATA, BAD_SETTING, DONE
@@ -41,7 +39,8 @@ ENDINGS = (*PAGES, ".png", ".pdf", ".svg")
 
 def main(argv: Sequence[str], is_for_logs: bool = False) -> int:
     """Draw what the arguments or the settings name, as analysis.parse_logs does or not; return the exit code."""
-    parser = argparse.ArgumentParser(allow_abbrev=False)
+    command = "parse_logs" if is_for_logs else "plots"
+    parser = argparse.ArgumentParser(prog=f"python -m analysis.{command}", allow_abbrev=False)
     add = parser.add_argument
     add("paths", nargs="*", metavar="PATH", help="a run folder or a name in --runs-dir; a log")
     add("--output", type=Path, help=f"a folder, or a file that ends in {', '.join(ENDINGS)}")
@@ -234,14 +233,6 @@ def find_free(name: str, names: set[str]) -> str:
         free = f"{name}_{count}"
     names.add(free)
     return free
-
-
-def keep_numbered(run: Run) -> Run:
-    """Return a run without the steps that its log does not number: they have no place in a curve."""
-    is_numbered = ~np.isnan(run.columns["step"])
-    columns = {name: column[is_numbered] for name, column in run.columns.items()}
-    not_finite = {name: mask[is_numbered] for name, mask in run.not_finite.items()}
-    return replace(run, columns=columns, not_finite=not_finite)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import math
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -196,6 +196,14 @@ def read_run(folder: Path) -> Run:
         goodput=timeline.totals(),
         remarks=remarks,
     )
+
+
+def keep_numbered(run: Run) -> Run:
+    """Return a run without the steps that its log does not number: they have no place in a curve."""
+    is_numbered = ~np.isnan(run.columns["step"])
+    columns = {name: column[is_numbered] for name, column in run.columns.items()}
+    not_finite = {name: mask[is_numbered] for name, mask in run.not_finite.items()}
+    return replace(run, columns=columns, not_finite=not_finite)
 
 
 def advise(paths: RunPaths) -> str:

@@ -49,6 +49,7 @@ import io
 import json
 import logging
 import math
+import mmap
 import os
 import socket
 import time
@@ -237,6 +238,30 @@ class RecordReader:
                 self.damaged_lines += 1
                 self.first_damage = self.first_damage or f"line {self.lines} {fault}"
         return records
+
+
+def find_last_number(path: Path, key: str) -> float | None:
+    """Search a record from its end for a number under a key; None without one, or if it cannot be read.
+
+    To read a long record from its start takes a second.
+    """
+    name = f'"{key}"'.encode()
+    if not path.is_file():
+        return None
+    with (
+        contextlib.suppress(OSError, ValueError),  # ValueError: the file is empty
+        open(path, "rb") as file,
+        mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as text,
+    ):
+        place = text.rfind(name)
+        while place >= 0:
+            start = text.rfind(b"\n", 0, place) + 1
+            with contextlib.suppress(ValueError):  # a line that is torn or damaged
+                value: Any = parse_object(text[start : text.find(b"\n", place)]).get(key)
+                if is_number(value):
+                    return float(value)
+            place = text.rfind(name, 0, start)
+    return None
 
 
 def parse_record(line: bytes) -> Record:

@@ -12,7 +12,6 @@ the environment is bad, and the attempt did not train.
 import contextlib
 import json
 import logging
-import mmap
 import os
 import re
 import signal
@@ -22,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from record.durable import make_printable, parse_object, read_object, write_whole
+from record.durable import make_printable, read_object, write_whole
 from record.exit_codes import BAD_DATA, BAD_SETTING, INTERRUPTED, OTHER, STOPPED
 from record.locks import (
     HOLDER,
@@ -35,7 +34,7 @@ from record.locks import (
     read_holder,
     read_stage,
 )
-from record.metrics import RecordReader, is_number
+from record.metrics import RecordReader, find_last_number, is_number
 from record.run_paths import RunPaths
 from settings import ROOT, SettingsError
 from settings.config import Config
@@ -50,7 +49,6 @@ LONGEST_WHY = 300  # characters
 LAST_BYTES = 2**20  # of a record: some thousand steps
 DOCUMENTS = 8  # of a skipped step that are shown
 LINE = 200  # characters of each
-VAL_LOSS = b'"val_loss"'
 
 
 class StopError(Exception):
@@ -225,7 +223,7 @@ def describe_results(paths: RunPaths) -> str:
     if is_closed(paths):
         return ""
     words = []
-    loss = find_validation_loss(paths.metrics)
+    loss = find_last_number(paths.metrics, "val_loss")
     if loss is not None:
         words.append(f"validation {loss:.4f}")
     heartbeat = look_up(paths)[0].get("heartbeat")
@@ -238,26 +236,6 @@ def describe_results(paths: RunPaths) -> str:
                 size += os.lstat(os.path.join(folder, name)).st_size
     words.append(f"{size / 1e6:,.1f} MB")
     return "".join(f"  {word}" for word in words)
-
-
-def find_validation_loss(metrics: Path) -> float | None:
-    """Search a record for its last validation loss, from the end: a long one takes a second to read."""
-    if not metrics.is_file():
-        return None
-    with (
-        contextlib.suppress(OSError, ValueError),  # ValueError: the file is empty
-        open(metrics, "rb") as file,
-        mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as record,
-    ):
-        place = record.rfind(VAL_LOSS)
-        while place >= 0:
-            start = record.rfind(b"\n", 0, place) + 1
-            with contextlib.suppress(ValueError):  # a line that is torn or damaged
-                loss: Any = parse_object(record[start : record.find(b"\n", place)]).get("val_loss")
-                if is_number(loss):
-                    return loss
-            place = record.rfind(VAL_LOSS, 0, start)
-    return None
 
 
 def describe_wandb(paths: RunPaths) -> str:

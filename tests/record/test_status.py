@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from record import status
-from record.metrics import Recorder
+from record.metrics import Recorder, find_last_number
 from record.run_paths import RunPaths
 from record.status import Status
 from settings import ROOT
@@ -300,7 +300,7 @@ def test_runs_are_listed_with_validation_loss_date_and_size(
     assert status.main(["runs"]) == 0
     assert re.search(r"loss 2\.5000  2001-09-09  2\.5 MB$", capsys.readouterr().out)
     paths.metrics.touch()
-    assert status.find_validation_loss(paths.metrics) is None
+    assert find_last_number(paths.metrics, "val_loss") is None
     recorder = Recorder(paths, True, 0, 20, 5)
     recorder.evaluation(3, 0, val_loss=4.0)
     recorder.evaluation(5, 0, val_loss=3.0, val_loss_by_source={"a": 9.0})
