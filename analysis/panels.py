@@ -39,7 +39,7 @@ PANELS = (
     Panel("CORE (mean centered accuracy of 22 tasks)", "core", "evals"),
     Panel("Mean centered accuracy of the CORE tasks available", "core_partial", "evals"),
     Panel(
-        "Loss minus that of the first run (nats per token)", "loss", "difference", is_smoothed=True
+        "Loss minus the first run's loss (nats per token)", "loss", "difference", is_smoothed=True
     ),
     Panel(
         "Throughput (tokens/s, whole job)", "tokens_per_s", starts_at_zero=True, is_smoothed=True

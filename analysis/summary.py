@@ -236,7 +236,7 @@ MARKS = {
     "resume": MarkStyle("restart", "right", "--ink", "resumed from a checkpoint", True),
     "rollback": MarkStyle("rollback", "left", "--trouble", "went back to skip some text", True),
     "skip": MarkStyle("skipped step", "cross", "--trouble", "the update was not applied"),
-    "spike": MarkStyle("spike", "diamond", "--spike", "loss far above that of the steps before"),
+    "spike": MarkStyle("spike", "diamond", "--spike", "loss far above the steps before"),
     "eval": MarkStyle("evaluation failed", "ring", "--trouble", "no result; training continued"),
     "end": MarkStyle("end", "square", "--ink", "an attempt ended"),
 }

@@ -4,10 +4,10 @@
     gpu_metrics_* -> readings of each GPU      -+
 
 Record and samples have one monotonic clock if both name the same boot of a machine, so that setting the wall clock
-moves no energy. Otherwise the wall clock joins them. A step has energy if all GPUs of the run were sampled from its
-begin to its end, and no others. A cause has that of the time that samples cover, and says how much that is. After
-`make stop`, or the end of training, the GPUs are given back: that time has neither energy nor cost. Samples may still
-be growing; the sums go up to the last record.
+moves no energy. Otherwise the wall clock joins them. A step has energy if all GPUs of the run, and no others, were sampled from
+its start to its end. The energy of a cause covers only the time that was sampled, and the table says how much that is.
+After `make stop`, and when training is done, the GPUs are free: that time has neither energy nor cost. Samples may
+still be growing; the sums end at the last record.
 """
 
 import dataclasses

@@ -2,9 +2,9 @@
 
     head = "iter {step}:"      fields = ["loss {loss}", "time {step_ms}ms"]      separators = ","
 
-A line is a head and then fields in any order. Each field stands behind a separator and before one, or before the end
-of the line. Only one that ends with its unit may be followed by anything, as when another process printed into the
-line. {column} is a number, {column:short} one like 4.71K; {column*1000} and {column/60} convert its unit; {_} is a
+A line is a head and then fields in any order. Each field comes after a separator, and is followed by one or by the
+end of the line. Only a field that ends with its unit may be followed by anything: another process may have printed
+into the line. {column} is a number, {column:short} one like 4.71K; {column*1000} and {column/60} convert its unit; {_} is a
 number and {~} a text that nobody needs; [x] may be missing; a blank is any number of blanks. Every column of `fields`
 must be there, so a line that was cut short is no step. Those of `optional` need not: one that is torn is missing.
 Fields that are not declared are ignored. docs/logs.md shows how to add a trainer.
@@ -194,7 +194,7 @@ class Dialect:
     unknown: Mapping[str, Sequence[float]] = field(default_factory=dict)
     zero_based: bool = False  # the last of N steps is N - 1
     loss_is: str = ""  # what the loss is a mean of, if it is one
-    bar: bool = False  # the step is that of the next progress bar
+    bar: bool = False  # the next progress bar shows the step
 
     def __post_init__(self) -> None:
         apart = f"[{re.escape(self.separators)}]"

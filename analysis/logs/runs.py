@@ -168,7 +168,7 @@ def resume(run: Attempts, rows: np.ndarray, step: np.ndarray) -> None:
 def assign_evals(stream: Stream, step: np.ndarray, runs: Sequence[Attempts]) -> list[list[Event]]:
     """Return the evaluations of each run, by step: the last of each kind, and none that a restart undid.
 
-    Without a step it has that of the line above it; a second one of a kind there is left out.
+    One without a step belongs to the line above it; a second one of its kind there is left out.
     """
     begins = [run.first for run in runs]
     evals: list[dict[Any, Event]] = [{} for _ in runs]
