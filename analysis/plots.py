@@ -1,12 +1,12 @@
 """`make plots`: runs and logs of other trainers to CSV, an interactive page and a figure.
 
-    python -m analysis.plots [RUN_FOLDER ...] [--runs-dir DIR] [--output DIR] [--static]
+    python -m analysis.plots [PATH ...] [--output PATH] [--check]
 
-Writes into the folder of each run training_*.csv, plots/loss_curves.html and plots/loss_curves.png; with --output also
-a page and a figure of all runs there. With --static only figures, fine enough for print. Without a folder it takes the
-run of the settings. With LOG_DIR and no folder it takes all logs and runs in that folder, and writes into plots/ there,
-or into --output. What cannot be read is reported, and the rest is drawn. Exit codes: 0 all drawn, 64 invalid settings
-or arguments, 78 a run, log or output that cannot be read or written, or no run.
+A PATH is a run folder, the name of a run, a log, packed by gzip or not, or a folder of these, which is searched. Runs are
+drawn each in its own folder: training_*.csv, plots/loss_curves.html and plots/loss_curves.png. With a log among them,
+all are drawn together, in plots/ next to the first. Without a PATH it takes LOG_DIR, or else the run of the settings.
+What cannot be read is reported, and the rest is drawn. Exit codes: 0 all drawn, 64 invalid settings or arguments, 78 a
+run, log or output that cannot be read or written, or no run.
 """
 
 import argparse
@@ -23,10 +23,11 @@ from analysis.logs.check import check_run
 from analysis.logs.dialect import DialectError
 from analysis.logs.runs import read_log
 from analysis.page.build import write_page
-from analysis.runs import Run, RunError, find_folders, keep_numbered, read_run
-from analysis.summary import describe_not_finite
+from analysis.runs import Run, RunError, keep_numbered, read_run
+from analysis.summary import list_remarks
 from analysis.tables import write_tables
 from record.exit_codes import BAD_DATA, BAD_SETTING, DONE
+from record.run_paths import RunPaths
 from settings import ROOT, SettingsError
 from settings.config import Config
 
@@ -37,86 +38,69 @@ PAGES = (".html", ".htm")
 ENDINGS = (*PAGES, ".png", ".pdf", ".svg")
 
 
-def main(argv: Sequence[str], is_for_logs: bool = False) -> int:
-    """Draw what the arguments or the settings name, as analysis.parse_logs does or not; return the exit code."""
-    command = "parse_logs" if is_for_logs else "plots"
-    parser = argparse.ArgumentParser(prog=f"python -m analysis.{command}", allow_abbrev=False)
+def main(argv: Sequence[str]) -> int:
+    """Draw what the arguments or the settings name; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m analysis.plots", allow_abbrev=False)
     add = parser.add_argument
-    add("paths", nargs="*", metavar="PATH", help="a run folder or a name in --runs-dir; a log")
-    add("--output", type=Path, help=f"a folder, or a file that ends in {', '.join(ENDINGS)}")
-    add("--static", action="store_true", help=f"draw a PNG for print ({PAPER_DPI} dpi), no page")
-    if is_for_logs:
-        add("--log-dir", metavar="DIR", help="a folder of logs and runs; output goes there")
-        add("--csv", action="store_true", help="write a CSV of every run next to the output")
-        add("--check", action="store_true", help="print how far each log contradicts itself")
-    else:
-        add("--runs-dir", metavar="DIR", help="holds the runs; default: the setting RUNS_DIR")
+    add("paths", nargs="*", metavar="PATH", help="a run folder, the name of a run, or a log")
+    add("--output", type=check_output, help="a folder, or a page or figure, for all together")
+    add("--check", action="store_true", help="print how far each log contradicts itself; draw none")
+    drawing = Drawing()
     try:
         arguments = parser.parse_args(argv)
-        drawing = Drawing()
-        if is_for_logs:
-            draw_logs(drawing, arguments)
-        else:
-            draw_runs(drawing, arguments)
+        paths = find_paths(arguments.paths)
+        drawing.read_all(paths)
     except SystemExit as stop:  # argparse has said what is wrong, and its own code for that is 2
         return BAD_SETTING if stop.code else DONE
-    except (SettingsError, DialectError, argparse.ArgumentTypeError) as error:
+    except (SettingsError, DialectError) as error:
         sys.stderr.write(f"{error}\n")
         return BAD_SETTING
+    runs = drawing.runs
+    if arguments.check:
+        drawing.lines += [f"{run.name}: {words}" for run in runs for words in check_run(run)]
+    elif all(is_record(path) for path in paths):
+        for run in runs:
+            if run.folder:
+                drawing.write([run], run.folder / "plots", run.folder)
+        if arguments.output:
+            drawing.write(runs, arguments.output)
+    else:
+        folder = paths[0] if paths[0].is_dir() else paths[0].parent
+        output = arguments.output or folder / "plots"
+        drawing.write(runs, output, output.parent if output.suffix else output)
     return drawing.report()
 
 
-def draw_logs(drawing: "Drawing", arguments: argparse.Namespace) -> None:
-    """Draw logs and runs together. Raises ArgumentTypeError."""
-    paths = [Path(path) for path in (arguments.log_dir, *arguments.paths) if path]
+def check_output(name: str) -> Path:
+    """Return the path of a folder, a page or a figure. Raises ArgumentTypeError for another ending."""
+    path = Path(name)
+    if path.suffix and not path.is_dir() and path.suffix.lower() not in ENDINGS:
+        raise argparse.ArgumentTypeError(
+            f"{name}: the name of a page or figure must end in {', '.join(ENDINGS)}; for example: "
+            f"{path.with_suffix('.html')}"
+        )
+    return path
+
+
+def find_paths(names: Sequence[str]) -> list[Path]:
+    """Return what to read; without a name LOG_DIR, or the run of the settings. Raises SettingsError."""
+    paths = []
+    for name in names:
+        path = Path(name)
+        if not (path.exists() or path.name.endswith(LOGS)):
+            path = RunPaths.of_node(Config.load(), ROOT).folder.parent / name / RECORD
+        paths.append(path)
     if not paths:
-        raise argparse.ArgumentTypeError(
-            "name a log, a run folder or a folder of these; for example: --log-dir logs"
-        )
-    folder = paths[0] if paths[0].is_dir() else paths[0].parent
-    files = name_files(arguments.output or folder, arguments.static)
-    tables = files[0].parent if arguments.csv else None
-    drawing.read_all(paths)
-    if arguments.check:
-        for run in drawing.runs:
-            drawing.lines += [f"{run.name}: {sentence}" for sentence in check_run(run)]
-        if not (arguments.output or arguments.static):
-            files = []
-    drawing.write(drawing.runs, files, tables)
+        config = Config.load()
+        paths = [ROOT / config.log_dir]
+        if not config.log_dir:
+            paths = [RunPaths.of_node(config, ROOT).metrics]
+    return paths
 
 
-def draw_runs(drawing: "Drawing", arguments: argparse.Namespace) -> None:
-    """Draw each run in its own folder, and with --output all together; or what is in LOG_DIR. Raises ArgumentTypeError."""
-    output = arguments.output
-    is_static = arguments.static
-    if not (arguments.paths or arguments.runs_dir):
-        log_dir = Config.load().log_dir
-        if log_dir:
-            files = name_files(output or ROOT / log_dir / "plots", is_static)
-            drawing.read_all([ROOT / log_dir])
-            drawing.write(drawing.runs, files, None if is_static else files[0].parent)
-            return
-    together = name_files(output, is_static) if output else []
-    folders = find_folders(arguments.paths, arguments.runs_dir)
-    drawing.read_all([folder / RECORD for folder in folders])
-    for run in drawing.runs:
-        if run.folder:
-            files = name_files(run.folder / "plots", is_static)
-            drawing.write([run], files, None if is_static else run.folder)
-    drawing.write(drawing.runs, together)
-
-
-def name_files(output: Path, is_static: bool) -> list[Path]:
-    """Return the file that an output is, or the figure and page in its folder. Raises ArgumentTypeError."""
-    if output.is_dir() or not output.suffix:
-        names = [FIGURE] if is_static else [FIGURE, PAGE]  # the page holds the figure
-        return [output / name for name in names]
-    if output.suffix.lower() not in ENDINGS:
-        raise argparse.ArgumentTypeError(
-            f"--output {output}: the name of a page or figure must end in {', '.join(ENDINGS)}; "
-            f"for example: {output.with_suffix('.html')}"
-        )
-    return [output]
+def is_record(path: Path) -> bool:
+    """Return whether a path is the record of a run, or its folder."""
+    return path.name == RECORD or (path / RECORD).is_file()
 
 
 class Drawing:
@@ -156,7 +140,7 @@ class Drawing:
         try:
             if path.name == RECORD:
                 self.add(add_energy(read_run(path.parent), read_prices()))
-            elif (path / RECORD).is_file():
+            elif is_record(path):
                 self.read(path / RECORD)
             elif path.is_dir():
                 for child in sorted(path.iterdir()):
@@ -178,26 +162,29 @@ class Drawing:
         self.lines.append(f"{path}, runs: {len(log.runs)}")
         for run in log.runs:
             counts = f"{run.steps:,} step lines, {len(run.evals)} evaluations"
-            remarks = filter(None, [*run.remarks, describe_not_finite(run)])
-            self.lines.append("\n    ".join([f"  {run.name}: {counts}; {run.state}", *remarks]))
+            self.lines += [f"  {run.name}: {counts}; {run.state}"]
+            self.lines += [f"    {remark}" for remark in list_remarks(run)]
             self.add(run)
         self.lines += [f"  {note}" for note in log.notes]
 
     def add(self, run: Run) -> None:
         self.runs.append(replace(run, name=find_free(run.name, self.names)))
 
-    def write(self, runs: Sequence[Run], files: Sequence[Path], tables: Path | None = None) -> None:
-        """Write tables into a folder, and pages and figures. Figures without a page are for print."""
+    def write(self, runs: Sequence[Run], output: Path, tables: Path | None = None) -> None:
+        """Write tables into a folder, and a page, a figure, or both into a folder. A figure alone is for print."""
+        files, dpi = [output], PAPER_DPI
+        if output.is_dir() or not output.suffix:
+            files, dpi = [output / FIGURE, output / PAGE], DPI  # the page holds the figure
         drawn = [run for run in map(keep_numbered, runs) if run.steps]
-        dpi = DPI if len(files) > 1 else PAPER_DPI
         stems: set[str] = set()
         try:
             for run in runs:
                 if tables:
                     stem = find_free(f"training_{run.stamp}", stems)
-                    paths = write_tables(run, tables, stem)
-                    self.lines += [f"{path}  {run.name}" for path in paths]
-            if files and runs and not drawn:
+                    self.lines += [
+                        f"{path}  {run.name}" for path in write_tables(run, tables, stem)
+                    ]
+            if runs and not drawn:
                 self.problems.append(f"{files[0]} was not drawn: no run has numbered steps")
                 return
             for file in files:
@@ -208,8 +195,8 @@ class Drawing:
                 self.lines.append(str(file))
         except OSError as error:
             self.problems.append(
-                f"{error.filename or tables or files[0]} cannot be written ({error.strerror}): make "
-                "its folder writable, free its disk, or name another place with --output"
+                f"{error.filename or output} cannot be written ({error.strerror}): make its folder "
+                "writable, free its disk, or name another place with --output"
             )
 
     def report(self) -> int:

@@ -23,7 +23,6 @@ from record.durable import read_object
 from record.goodput import Goodput, Timeline
 from record.metrics import GOES_BACK, STEP_KEYS, Record, RecordReader
 from record.run_paths import RunPaths
-from settings import ROOT
 from settings.config import SETTINGS, Config, build_config
 
 if TYPE_CHECKING:  # analysis.energy reads runs
@@ -261,18 +260,3 @@ def find_last_evals(records: Iterable[Record]) -> list[Record]:
             continue
         last[key] = before | record
     return [last[key] for key in sorted(last)]
-
-
-def find_folders(names: Sequence[str], runs_dir: str | None) -> list[Path]:
-    """Return the folders of the runs named, each once; without a name the one of the settings.
-
-    Raises SettingsError where no run is named and the settings are invalid.
-    """
-    if names:
-        parent = Path(runs_dir or "")
-        paths = [Path(name) if Path(name).is_dir() else parent / name for name in names]
-        return list(dict.fromkeys(path.absolute() for path in paths))
-    config = Config.load()
-    if runs_dir:
-        config = config.replace(runs_dir=str(Path(runs_dir).absolute()))
-    return [RunPaths.of_node(config, ROOT).folder]

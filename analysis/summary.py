@@ -109,13 +109,16 @@ def find_state(run: Run) -> str:
     return f"{state} at step {run.columns['step'][-1]:,.0f}{all_steps}"
 
 
-def describe_not_finite(run: Run) -> str:
-    """Say on how many steps the loss is not finite, and where first; "" where it always is."""
+def list_remarks(run: Run) -> list[str]:
+    """Return what a reader of these numbers must know, in sentences."""
+    remarks = [*run.remarks]
     steps = run.columns["step"][run.loss_not_finite]
-    if not steps.size:
-        return ""
-    place = f", first at step {steps[0]:,.0f}" if steps[0] >= 0 else ""  # a log may not number them
-    return f"the loss is not finite on {steps.size:,} steps{place}"
+    if steps.size:
+        place = f", first at step {steps[0]:,.0f}" if steps[0] >= 0 else ""  # or not numbered
+        remarks.append(f"the loss is not finite on {steps.size:,} steps{place}")
+    if run.loss_is:
+        remarks.append(f"the loss is {run.loss_is}, as its log has it")
+    return remarks
 
 
 def describe_run(run: Run) -> dict[str, str]:

@@ -36,7 +36,7 @@ def make_log(folder: Path, steps: int) -> list[str]:
     numbers, line = np.random.default_rng(7).random((steps, 5)), KINDS["nanochat"]
     with open(folder / "made.log", "w", encoding="utf-8") as file:
         file.writelines(line(step, r) + "\n" for step, r in enumerate(numbers))
-    return ["-m", "analysis.parse_logs", str(folder / "made.log")]
+    return ["-m", "analysis.plots", str(folder / "made.log")]
 
 
 def make_record(folder: Path, steps: int) -> list[str]:
@@ -68,7 +68,7 @@ def make_record(folder: Path, steps: int) -> list[str]:
             + "\n"
             for step, r in enumerate(values, 1)
         )
-    return ["-m", "analysis.parse_logs", str(folder)]
+    return ["-m", "analysis.plots", str(folder)]
 
 
 MAKERS: dict[str, Callable[[Path, int], list[str]]] = {

@@ -1,42 +1,36 @@
 """make energy: the energy of a run by cause, as a table, and by step, as a CSV file next to its record.
 
-    python -m analysis.energy [RUN_FOLDER] [--runs-dir DIR]
-
-Exit codes: 0; 64 for an invalid setting or argument; 78 if record or samples are missing or cannot be read.
+Exit codes: 0; 64 for an invalid setting; 78 if record or samples are missing or cannot be read.
 """
 
-import argparse
 import math
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from analysis.energy.join import join
 from analysis.energy.prices import Prices
 from analysis.energy.result import Energy
-from analysis.runs import Run, RunError, find_folders, read_run
+from analysis.runs import Run, RunError, read_run
 from analysis.tables import write_csv
 from record.exit_codes import BAD_DATA, BAD_SETTING, DONE
 from record.goodput import CATEGORIES
 from record.metrics import duration, figures
-from settings import SettingsError
+from record.run_paths import RunPaths
+from settings import ROOT, SettingsError
+from settings.config import Config
 from settings.resolve import show_path
 
 
-def main(argv: Sequence[str]) -> int:
+def main() -> int:
     """Print the table and write the file. Returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m analysis.energy")
-    parser.add_argument("run_folder", nargs="?", help="default: the run of RUN_NAME")
-    parser.add_argument("--runs-dir", help="folder of the runs; default: RUNS_DIR")
     try:
-        arguments = parser.parse_args(argv)
-        name = arguments.run_folder
-        folder = find_folders(name and [name], arguments.runs_dir)[0]
-        prices = Prices.of_settings()
+        config = Config.load()
+        folder = RunPaths.of_node(config, ROOT).folder
         run = read_run(folder)
-        energy = join(run, prices)
+        energy = join(run, Prices(config.price_kwh, config.price_gpu_hour))
         if energy is None:
             raise RunError(
                 f"{folder} has no gpu_metrics_*.csv: run `make gpu-sampler RUN_NAME={folder.name}` "
@@ -46,8 +40,6 @@ def main(argv: Sequence[str]) -> int:
         path = folder / f"energy_{run.stamp}.csv"
         known = [np.where(np.isnan(column), np.array(None), column) for column in columns.values()]
         write_csv(path, columns, zip(*known, strict=True))
-    except SystemExit as stop:
-        return BAD_SETTING if stop.code else DONE
     except OSError as error:
         sys.stderr.write(f"{error}. Check its permissions and the free disk space\n")
         return BAD_DATA
@@ -118,4 +110,4 @@ def describe_steps(columns: Mapping[str, np.ndarray]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

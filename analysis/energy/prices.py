@@ -13,12 +13,6 @@ class Prices:
     kwh: float | None = None
     gpu_hour: float | None = None
 
-    @classmethod
-    def of_settings(cls) -> "Prices":
-        """Read PRICE_KWH and PRICE_GPU_HOUR. Raises SettingsError."""
-        config = Config.load()
-        return cls(config.price_kwh, config.price_gpu_hour)
-
     def cost(self, joules: float, gpu_s: float) -> float | None:
         """Return the cost of this energy and of this GPU time; None without a price."""
         if not self.kwh and not self.gpu_hour:
@@ -29,6 +23,7 @@ class Prices:
 def read_prices() -> Prices:
     """Return the prices of the settings; none if these are invalid, which a run that is named does not need."""
     try:
-        return Prices.of_settings()
+        config = Config.load()
     except SettingsError:
         return Prices()
+    return Prices(config.price_kwh, config.price_gpu_hour)

@@ -1,6 +1,6 @@
 """Runs to one HTML file: what they are, charts that the browser draws, tables, and where the time went.
 
-    runs -> facts, tables and words as HTML, for every reader
+    runs -> facts, tables and words, which page.html shows to every reader
          -> JSON and packed columns, which the scripts draw: view.js, series.js, chart.js, controls.js
 
 The page needs no network, and its content policy forbids any. Without JavaScript it shows a picture.
@@ -11,9 +11,7 @@ import json
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from html import escape
 from pathlib import Path
-from string import Template
 from typing import Any
 
 import numpy as np
@@ -23,16 +21,18 @@ from analysis.panels import COLORS, PANELS, choose_line
 from analysis.runs import Run
 from analysis.summary import (
     WORDS,
-    describe_not_finite,
     describe_run,
     find_style,
     find_window,
     list_marks,
+    list_remarks,
     summarize,
 )
 from record.goodput import CATEGORIES
 from record.metrics import duration, replace_nonfinite
 
+FOLDER = Path(__file__).parent
+STYLE = "page.css"
 SCRIPTS = ("view.js", "series.js", "chart.js", "controls.js")
 RATES = ("tokens_per_s", "mfu")
 COLUMNS = ("step", "tokens", "time", "step_ms", "minutes", "loss", "lr", "grad_norm", *RATES)
@@ -46,6 +46,8 @@ def write_page(path: Path, runs: Sequence[Run], comparison: Comparison | None = 
 
     A picture with the same name that ends in .png becomes part of the page, so write that first.
     """
+    from jinja2 import Environment, FileSystemLoader  # a command that fails need not wait for it
+
     groups = group_runs(runs)
     differences = find_differences(groups)
     buffer = bytearray()
@@ -67,42 +69,27 @@ def write_page(path: Path, runs: Sequence[Run], comparison: Comparison | None = 
     if len(runs) == 1:
         title = rows[0].pop("run")
         facts = rows[0] | describe_run(runs[0])
-    page = Template(read_file("page.html")).substitute(
-        title=escape(title),
-        style=read_file("page.css") + style_lines(),
-        facts=to_list(facts),
-        comparison=show_comparison(comparison) if comparison else "",
-        picture=show_picture(path.with_suffix(".png")),
-        runs=to_table(rows),
-        goodput="".join(map(show_goodput, runs)),
-        notes="".join(map(show_notes, runs)),
-        words=to_list(WORDS),
+    picture = path.with_suffix(".png")
+    environment = Environment(loader=FileSystemLoader(FOLDER), autoescape=True)
+    environment.filters |= {"duration": duration, "remarks": list_remarks}
+    page = environment.get_template("page.html").render(
+        title=title,
+        style=(FOLDER / STYLE).read_text(encoding="utf-8"),
+        themes=COLORS,
+        facts=facts,
+        comparison=comparison,
+        picture=base64.b64encode(picture.read_bytes()).decode() if picture.exists() else "",
+        rows=rows,
+        runs=runs,
+        categories=CATEGORIES,
+        words=WORDS,
         # "<" could end the script element; JSON may also write it as an escape
         data=json.dumps(replace_nonfinite(data)).replace("<", "\\u003c"),
         numbers=base64.b64encode(zlib.compress(buffer)).decode(),
-        scripts="".join(map(read_file, SCRIPTS)),
+        scripts=[(FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS],
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page, encoding="utf-8")
-
-
-def read_file(name: str) -> str:
-    """Return a file next to this one."""
-    return Path(__file__).with_name(name).read_text(encoding="utf-8")
-
-
-def style_lines() -> str:
-    """Return the colors of the lines as variables of a style sheet."""
-    rules = ""
-    for theme, colors in COLORS.items():
-        variables = "".join(f" --line{number}: {color};" for number, color in enumerate(colors))
-        rules += f":root[data-theme={theme}] {{{variables} }}\n"
-    return rules
-
-
-# ---------------------------------------------------------------------------------------------------
-# For the scripts
-# ---------------------------------------------------------------------------------------------------
 
 
 def describe_data(run: Run, buffer: bytearray) -> dict[str, Any]:
@@ -151,63 +138,3 @@ def pack_columns(columns: Mapping[str, Any], buffer: bytearray) -> dict[str, Any
             bits = np.diff(bits, prepend=0)  # wraps around, and so does the sum in the page
         buffer += bits.view(np.uint8).reshape(-1, 8).T.tobytes()
     return heads
-
-
-# ---------------------------------------------------------------------------------------------------
-# For the reader
-# ---------------------------------------------------------------------------------------------------
-
-
-def to_list(terms: Mapping[str, str]) -> str:
-    """Return terms and what there is to say of them."""
-    items = ""
-    for term, words in terms.items():
-        items += f"<div><dt>{escape(term)}</dt><dd>{escape(words)}</dd></div>\n"
-    return items
-
-
-def to_table(rows: Sequence[Mapping[str, str]]) -> str:
-    """Return the head and the body of a table. rows: heading -> cell."""
-    headings = dict.fromkeys(heading for row in rows for heading in row)
-    lines = ""
-    for row in rows:
-        cells = (f"<td>{escape(row.get(heading, ''))}</td>" for heading in headings)
-        lines += f"<tr>{''.join(cells)}</tr>\n"
-    head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
-    return f"<thead><tr>{head}</tr></thead><tbody>{lines}</tbody>"
-
-
-def show_comparison(comparison: Comparison) -> str:
-    """Return the verdicts and the table of `make compare`."""
-    sentences = "".join(f"<p>{escape(sentence)}</p>" for sentence in comparison.sentences)
-    return f"{sentences}<div class=scroll><table>{to_table(comparison.rows)}</table></div>"
-
-
-def show_picture(path: Path) -> str:
-    """Return a picture as part of the page."""
-    if not path.exists():
-        return ""
-    data = base64.b64encode(path.read_bytes()).decode()
-    return f'<img alt="All curves of this page" src="data:image/png;base64,{data}">'
-
-
-def show_goodput(run: Run) -> str:
-    """Return where the time went, as a bar and in words."""
-    goodput = run.goodput
-    if goodput is None or not goodput.wall_s:
-        return ""
-    parts = ""
-    for category, seconds in goodput.seconds.items():
-        words = f"{CATEGORIES[category]} {duration(seconds)}"
-        width = f"width:{seconds / goodput.wall_s:.4%}"
-        parts += f'<span class="{category}" title="{words}" style="{width}">{words}</span>'
-    words = escape(f"{run.name}: {goodput.summary()}")
-    return f'<p>{words}</p><div class="bar">{parts}</div>\n'
-
-
-def show_notes(run: Run) -> str:
-    """Return what a reader must know to read the curves of a run."""
-    notes = [*run.remarks, describe_not_finite(run)]
-    if run.loss_is:
-        notes.append(f"the loss is {run.loss_is}, as its log has it.")
-    return "".join(f"<p>{escape(f'{run.name}: {note}')}</p>\n" for note in notes if note)

@@ -137,11 +137,12 @@ def test_the_command_prints_a_table_and_writes_a_line_per_step(
     tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(tmp_path, Clock().start(model=10.0).steps(1, 10), "b")
-    command = [tmp_path.name, "--runs-dir", str(tmp_path.parent)]
-    assert main(command) == 78
+    monkeypatch.setenv("RUN_NAME", tmp_path.name)
+    monkeypatch.setenv("RUNS_DIR", str(tmp_path.parent))
+    assert main() == 78
     sample(tmp_path)
     monkeypatch.setenv("PRICE_KWH", "1000")
-    assert main(command) == 0
+    assert main() == 0
     lines = capsys.readouterr().out.splitlines()
     kwh = find_joules((0, 30)) / 3.6e6
     total = ["total", "0:30", f"{kwh:.4g}", "100.0%", "250", "100.0%", f"{1000 * kwh:.2f}"]
@@ -152,4 +153,4 @@ def test_the_command_prints_a_table_and_writes_a_line_per_step(
     last = [float(cell) for cell in rows[-1].split(",")[3:]]
     assert last == pytest.approx([2, joules, joules / 2, joules / 100, joules], rel=1e-4)
     monkeypatch.setenv("PRICE_KWH", "-1")
-    assert main(command) == main(["--nonsense"]) == 64
+    assert main() == 64

@@ -43,14 +43,14 @@ def test_a_run_is_summed_up_as_by_hand():
         "training time": "1:30:30",
         "energy": "1.235 kWh",
     }
-    assert summary.describe_not_finite(run) == "the loss is not finite on 1 steps, first at step 5"
+    assert summary.list_remarks(run) == ["the loss is not finite on 1 steps, first at step 5"]
 
 
 def test_what_is_not_known_is_not_in_the_table():
     columns = {"tokens": np.array([np.nan]), "minutes": np.array([0.0])}
     nothing = make_run("a", [math.nan], step_ms=math.nan, columns=columns)
     assert list(summarize(nothing)) == ["state", "steps"]
-    assert summary.describe_not_finite(nothing) == ""
+    assert summary.list_remarks(nothing) == []
 
 
 @pytest.mark.parametrize(
