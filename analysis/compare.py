@@ -11,22 +11,18 @@ from dataclasses import asdict
 from pathlib import Path
 
 from analysis.figure import write_figure, write_paper_figure
-from analysis.groups import NOTHING, Comparison, Groups, Lines, compare, group_runs, read_lines
+from analysis.groups import NOTHING, compare, group_runs, read_lines
 from analysis.logs.runs import read_log
 from analysis.page.build import write_page
 from analysis.runs import Run, RunError, keep_numbered, read_run
-from record.exit_codes import BAD_DATA, DONE
+from analysis.tables import print_table
+from record.exit_codes import BAD_DATA, DONE, INTERRUPTED
 from record.run_paths import RunPaths
 from settings import ROOT, SettingsError
 from settings.config import Config
 from settings.resolve import show_path
 
-NOT_FOUND = (
-    "There is no such run in RUNS_DIR, and no such path. For example "
-    "RUNS='base-seed*,muon-seed*'; make runs lists the runs."
-)
-SAME_NAME = "Two runs have the same name. Rename a folder, for example to base-seed2."
-WIDTH = 100  # of the terminal
+NAMES = "Must be names or paths of runs or logs; for example RUNS='base-seed*,muon-seed*'"
 NAME_LENGTH = 100  # of the page: file systems allow 255
 
 
@@ -37,53 +33,48 @@ def read_runs(names: str, runs_dir: Path) -> list[Run]:
         SettingsError: nothing has one of these names, or two runs have the same.
         RunError, OSError: a run or log cannot be read.
     """
-    runs: dict[Path, list[Run]] = {}
-    for name in names.split(","):
-        is_known = False
-        for match in sorted(glob.glob(str(runs_dir / name)) or glob.glob(str(ROOT / name))):
-            path = Path(match).resolve()
-            if path.is_file():
-                runs[path] = read_numbered(path)
-            elif RunPaths(path).metrics.exists():
-                runs[path] = [read_run(path)]
-            is_known |= path in runs
-        if not is_known:
-            raise SettingsError([f"RUNS={name}    {NOT_FOUND}"])
-    members = list(itertools.chain(*runs.values()))
-    if len({run.name for run in members}) < len(members):
-        raise SettingsError([f"RUNS={names}    {SAME_NAME}"])
-    return members
-
-
-def read_numbered(path: Path) -> list[Run]:
-    """Return the runs of a log, without steps that have no number. Raises RunError, OSError."""
-    log = read_log(path)
-    runs = [run for run in map(keep_numbered, log.runs) if run.steps]
-    if not runs:
-        raise RunError(f"{path} has no step with a number. {' '.join(log.notes)}")
+    paths: dict[Path, None] = {}
+    for name in map(str.strip, names.rstrip(",").split(",")):
+        found = find_paths(runs_dir, name) or find_paths(ROOT, name)
+        if not found:
+            raise SettingsError(
+                [
+                    f"RUNS={name}: {NAMES}. {runs_dir} has {', '.join(list_names(runs_dir)) or 'none'}"
+                ]
+            )
+        paths |= dict.fromkeys(path.resolve() for path in found)
+    runs = [*itertools.chain(*map(read_path, paths))]
+    if len({run.name for run in runs}) < len(runs):
+        raise SettingsError(
+            [
+                f"RUNS={names}: Two runs have the same name. Rename a folder, for example to base-seed2"
+            ]
+        )
     return runs
 
 
-def choose_lines(groups: Groups) -> Lines:
-    """Return the curve for a figure. Raises RunError without one that all runs have for a while."""
-    for lines in read_lines(groups, ("tokens", "step")):
-        if lines.start < lines.end:
-            return lines
-    raise RunError(NOTHING)
+def find_paths(folder: Path, name: str) -> list[Path]:
+    """Return the files, which may be logs, and folders of runs that a name or glob leads to, in a folder or not."""
+    paths = [folder / name]
+    if not paths[0].exists():
+        paths = [Path(match) for match in sorted(glob.glob(str(paths[0])))]
+    return [path for path in paths if path.is_file() or RunPaths(path).metrics.exists()]
 
 
-def show(comparison: Comparison) -> None:
-    """Print the table and the sentences."""
-    from rich.console import Console
-    from rich.table import Table
+def list_names(runs_dir: Path) -> list[str]:
+    """Return the names of the runs in a folder."""
+    return sorted(path.parent.name for path in runs_dir.glob("*/metrics.jsonl"))
 
-    table = Table(box=None, pad_edge=False)
-    for heading in comparison.rows[0]:
-        table.add_column(heading, justify="right" if heading else "left", overflow="fold")
-    for row in comparison.rows:
-        table.add_row(*row.values())
-    console = Console(width=WIDTH, markup=False, highlight=False, emoji=False)
-    console.print(table, "", *comparison.sentences, sep="\n")
+
+def read_path(path: Path) -> list[Run]:
+    """Return the run in a folder, or those of a log, without steps that have no number. Raises RunError, OSError."""
+    if path.is_dir():
+        return [read_run(path)]
+    log = read_log(path)
+    runs = [run for run in map(keep_numbered, log.runs) if run.steps]
+    if not runs:
+        raise RunError(f"{path} has no step with a number. docs/logs.md lists the trainers")
+    return runs
 
 
 def main() -> int:
@@ -94,23 +85,31 @@ def main() -> int:
         runs = read_runs(config.runs, runs_dir)
         groups = group_runs(runs)
         comparison = compare(groups)
+        figure = "For a paper: FIGURE=loss.pdf"
+        if config.figure:
+            lines = next(read_lines(groups, ("tokens", "step"), is_range=True), None)
+            if lines is None:
+                raise RunError(NOTHING)
+            write_paper_figure(ROOT / config.figure, lines)
+            figure = f"Figure of the {lines.curve.name}: {config.figure}"
         if config.json:
             sys.stdout.write(json.dumps(asdict(comparison), indent=1) + "\n")
             return DONE
-        show(comparison)
         name = "-".join(groups)[:NAME_LENGTH]
         page = runs_dir / "compare" / f"{name}.html"
         write_figure(page.with_suffix(".png"), runs)
         write_page(page, runs, comparison)
-        figure = "For a paper: FIGURE=loss.pdf"
-        if config.figure:
-            write_paper_figure(ROOT / config.figure, choose_lines(groups))
-            figure = f"Figure: {config.figure}"
+        print_table(comparison.rows, "", *comparison.sentences)
         sys.stdout.write(f"Curves: {show_path(page)}. {figure}\n")
         return DONE
-    except (SettingsError, RunError, OSError) as error:
+    except (SettingsError, RunError) as error:
         sys.stderr.write(f"{error}\n")
-        return getattr(error, "exit_code", BAD_DATA)
+        return error.exit_code
+    except OSError as error:
+        sys.stderr.write(f"{error.filename}: {error.strerror}\n")
+        return BAD_DATA
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
 if __name__ == "__main__":

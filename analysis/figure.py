@@ -4,6 +4,7 @@ matplotlib draws without a display, and is imported late: a command that fails n
 """
 
 import contextlib
+import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from analysis.groups import Lines
 from analysis.panels import COLORS, PANELS, Panel, choose_line
 from analysis.runs import Run
 from analysis.summary import read_evals, smooth_column
+from record.durable import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,8 +45,9 @@ def open_figure(path: Path, width: float, height: float, dpi: int) -> Iterator["
     with rc_context(RC):
         figure = Figure((width, height), dpi, layout="constrained")
         yield figure
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path)
+        content = io.BytesIO()
+        figure.savefig(content, format=path.suffix[1:])
+        write_whole(path, content.getvalue())
 
 
 def write_figure(path: Path, runs: Sequence[Run], dpi: int = DPI) -> None:
@@ -100,12 +103,15 @@ def write_paper_figure(path: Path, lines: Lines) -> None:
 
     The ending is pdf, svg or png.
     """
+    from matplotlib.ticker import EngFormatter
+
     x = np.linspace(lines.start, lines.end, PAPER_POINTS)
     with open_figure(path, *PAPER_INCHES, PAPER_DPI) as figure:
         axes = figure.subplots()
         for number, (name, y) in enumerate(lines.interpolate(x).items()):
             color = draw_line(axes, number, name, x, y.mean(0))
             axes.fill_between(x, y.min(0), y.max(0), color=color, alpha=0.25)
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 50M
         axes.set_xlabel(lines.axis)
-        axes.set_ylabel(f"{lines.curve.name} ({lines.curve.unit})")
+        axes.set_ylabel(f"{lines.curve.name}\n({lines.curve.unit})")
         axes.legend()

@@ -32,10 +32,10 @@ OTHER_TEXT = (
     "do not compare, and bits per byte only roughly."
 )
 UNKNOWN_TEXT = (
-    "Logs do not say which text they were scored on. Compare those of the same text only."
+    "Logs do not say which text they were scored on, nor with which tokenizer. Their losses compare "
+    "only if both are the same."
 )
-NOTHING = "The runs have no loss in common: none at the same place, on the same kind of text."
-
+NOTHING = "The runs have no loss in common at the same number of tokens or steps, on the same text."
 
 Groups = Mapping[str, Sequence[Run]]  # name -> runs that differ by their seed, or one run
 
@@ -105,12 +105,14 @@ class Comparison:
     Attributes:
         rows: heading -> cell, for each group.
         sentences: verdicts, what differs, and what a reader must beware of.
+        losses: heading of a column -> group -> the loss of each run.
         verdicts: the same in numbers, the surest first.
         differences: setting -> group -> its value.
     """
 
     rows: Sequence[Mapping[str, str]]
     sentences: Sequence[str]
+    losses: Mapping[str, Mapping[str, Sequence[float]]]
     verdicts: Sequence[Verdict]
     differences: Mapping[str, Mapping[str, str]]
 
@@ -170,10 +172,13 @@ def read_curve(run: Run, curve: Curve, axis: str) -> tuple[np.ndarray, np.ndarra
     return positions[known], values[known]
 
 
-def read_lines(groups: Groups, axes: Sequence[str]) -> Iterator[Lines]:
+def read_lines(groups: Groups, axes: Sequence[str], is_range: bool = False) -> Iterator[Lines]:
     """Yield the curves that all runs have, over the first of these axes that they have too.
 
     Losses on different text compare in bits per byte only.
+
+    Args:
+        is_range: whether all runs must have the curve for a while, and not only at one place.
     """
     is_same_text = len(identify_scored_texts(groups) - {""}) < 2
     for axis, curve in itertools.product(axes, CURVES):
@@ -185,7 +190,7 @@ def read_lines(groups: Groups, axes: Sequence[str]) -> Iterator[Lines]:
         positions = [x for x, _ in itertools.chain(*points.values())]
         start = max(x.min(initial=math.inf) for x in positions)
         end = min(x.max(initial=-math.inf) for x in positions)
-        if start <= end:
+        if start < end or (start == end and not is_range):
             yield Lines(curve, axis, points, start, end)
 
 
@@ -196,6 +201,15 @@ def describe_place(lines: Lines) -> str:
     if lines.axis == "tokens":
         return f"at {figures(lines.end / 1e6, 3)}M tokens"
     return f"at step {lines.end:,.0f}"
+
+
+def describe_difference(setting: str, values: Mapping[str, str]) -> str:
+    """Return a setting, and each of its values with the groups that have it."""
+    owners: dict[str, list[str]] = {}
+    for group, value in values.items():
+        owners.setdefault(value, []).append(group)
+    parts = [f"{value} ({', '.join(names)})" for value, names in owners.items()]
+    return f"{setting}: {', '.join(parts)}"
 
 
 def describe_values(values: np.ndarray) -> str:
@@ -237,13 +251,19 @@ def judge(values: Mapping[str, np.ndarray], unit: str) -> list[Verdict]:
         if p >= ERROR_RATE:
             samples = values[better], values[worse]
             seeds = np.arange(max(map(len, samples)) + 1, MOST_SEEDS)
-            errors = np.sqrt(sum(sample.var(ddof=1) for sample in samples) / seeds)
+            variance = sum(sample.var(ddof=1) for sample in samples)
+            errors = np.sqrt(variance / seeds)
             enough = seeds[stats.t.ppf(1 - level / 2, 2 * seeds - 2) * errors < difference]
             words = (
                 f"Not decided: {better} is ahead of {worse} by {size} With these seeds, a difference "
                 f"below {(high - low) / 2:.2g} would not show. This one would take at least "
                 f"{enough.min(initial=MOST_SEEDS)} seeds each."
             )
+            if not variance:
+                words = (
+                    f"Not decided: the seeds of {better} have equal losses, and so have those of {worse}. "
+                    "Perhaps their log rounds them."
+                )
         verdicts.append(Verdict(better, worse, difference, low, high, p, words))
     return verdicts
 
@@ -258,13 +278,20 @@ def compare(groups: Groups) -> Comparison:
         if len(seeds) == len(runs) > 1:
             seeded.append(group)
     verdicts: list[Verdict] = []
-    common = [next(read_lines(groups, axes), None) for axes in (("tokens", "step"), ("minutes",))]
-    for lines in filter(None, common):
+    losses: dict[str, dict[str, list[float]]] = {}
+    common = next(read_lines(groups, ("tokens", "step")), None)
+    columns = [common] if common else []
+    for lines in read_lines(groups, ("minutes",)):
+        if common and lines.curve.column == common.curve.column:  # another loss would mislead
+            columns.append(lines)
+            break
+    for lines in columns:
         heading = f"{lines.curve.name} ({lines.curve.unit}) {describe_place(lines)}"
         values = lines.interpolate(lines.end)
-        for name, losses in values.items():
-            rows[name][heading] = describe_values(losses)
-        if lines.axis != "minutes":
+        losses[heading] = {name: found.tolist() for name, found in values.items()}
+        for name, found in values.items():
+            rows[name][heading] = describe_values(found)
+        if lines is common:
             verdicts = judge({name: values[name] for name in seeded}, lines.curve.unit)
     for group, runs in groups.items():
         speed = np.mean([average_over_time(run, "tokens_per_s") for run in runs])
@@ -273,21 +300,19 @@ def compare(groups: Groups) -> Comparison:
     sentences = [verdict.words for verdict in verdicts]
     differences = find_differences(groups)
     if differences:
-        settings = [
-            f"{name} ({', '.join(values.values())})" for name, values in differences.items()
-        ]
-        sentences.append(f"They differ in {', '.join(settings)}.")
+        settings = [describe_difference(*entry) for entry in differences.items()]
+        sentences.append(f"They differ in {'; '.join(settings)}.")
     texts = identify_scored_texts(groups)
     if len(texts - {""}) > 1:
         sentences.append(OTHER_TEXT)
-    if not any(common):
+    if not common:
         sentences.append(NOTHING)
     if "" in texts:
         sentences.append(UNKNOWN_TEXT)
     lacking = [name for name in rows if name not in seeded]
     if lacking:
         sentences.append(
-            f"Too few seeds to tell a difference from noise: {', '.join(lacking)}. "
-            f"Train again, for example with SEED=2 RUN_NAME={lacking[0]}-seed2."
+            f"Too few seeds to tell a difference from noise: {', '.join(lacking)}. Train each at least "
+            "twice, with another SEED and a RUN_NAME that ends in -seed1, -seed2 and so on."
         )
-    return Comparison(list(rows.values()), sentences, verdicts, differences)
+    return Comparison(list(rows.values()), sentences, losses, verdicts, differences)

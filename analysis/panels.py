@@ -46,7 +46,9 @@ PANELS = (
     ),
     Panel("MFU (% of peak)", "mfu", starts_at_zero=True, is_smoothed=True),
     Panel("Learning rate", "lr", starts_at_zero=True),
-    Panel("Gradient norm before clipping", "grad_norm", is_log=True, is_smoothed=True),
+    Panel(
+        "Gradient norm before clipping (logarithmic)", "grad_norm", is_log=True, is_smoothed=True
+    ),
     Panel(
         "Power per GPU (W: mean, lowest and highest)",
         "power_w",

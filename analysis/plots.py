@@ -17,7 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from analysis.energy.join import add_energy
-from analysis.energy.prices import read_prices
 from analysis.figure import DPI, PAPER_DPI, write_figure
 from analysis.logs.check import check_run
 from analysis.logs.dialect import DialectError
@@ -26,6 +25,7 @@ from analysis.page.build import write_page
 from analysis.runs import Run, RunError, keep_numbered, read_run
 from analysis.summary import list_remarks
 from analysis.tables import write_tables
+from record.durable import make_printable
 from record.exit_codes import BAD_DATA, BAD_SETTING, DONE
 from record.run_paths import RunPaths
 from settings import ROOT, SettingsError
@@ -127,8 +127,8 @@ class Drawing:
             self.read(path)
         if not self.runs and not self.problems:
             self.problems.append(
-                f"no training step was found in {', '.join(map(str, paths))}: docs/logs.md lists the "
-                "trainers that are known, and how to add one"
+                f"no training step was found in {', '.join(map(str, paths))}. docs/logs.md lists the "
+                "trainers whose logs can be read, and shows how to add one"
             )
 
     def read(self, path: Path) -> None:
@@ -139,7 +139,7 @@ class Drawing:
         self.known.add(real)
         try:
             if path.name == RECORD:
-                self.add(add_energy(read_run(path.parent), read_prices()))
+                self.add(add_energy(read_run(path.parent)))
             elif is_record(path):
                 self.read(path / RECORD)
             elif path.is_dir():
@@ -186,6 +186,7 @@ class Drawing:
                     ]
             if runs and not drawn:
                 self.problems.append(f"{files[0]} was not drawn: no run has numbered steps")
+            if not drawn:
                 return
             for file in files:
                 if file.suffix.lower() in PAGES:
@@ -201,13 +202,15 @@ class Drawing:
 
     def report(self) -> int:
         """Print what was done and what could not be; return the exit code."""
-        sys.stderr.writelines(f"{problem}\n" for problem in self.problems)
         here = f"{Path.cwd()}/"
         try:
-            sys.stdout.writelines(f"{line.removeprefix(here)}\n" for line in self.lines)
+            sys.stdout.writelines(
+                f"{make_printable(line.removeprefix(here))}\n" for line in self.lines
+            )
             sys.stdout.flush()
         except BrokenPipeError:  # nobody reads on, as after `| head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.stderr.writelines(f"{make_printable(problem)}\n" for problem in self.problems)
         return BAD_DATA if self.problems else DONE
 
 

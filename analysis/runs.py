@@ -19,14 +19,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hardware.model_size import parameters
 from record.durable import read_object
+from record.exit_codes import BAD_DATA
 from record.goodput import Goodput, Timeline
 from record.metrics import GOES_BACK, STEP_KEYS, Record, RecordReader
 from record.run_paths import RunPaths
 from settings.config import SETTINGS, Config, build_config
 
 if TYPE_CHECKING:  # analysis.energy reads runs
-    from analysis.energy.result import Energy, Samples
+    from analysis.energy.result import Energy
 
 # Columns that every run has, if only with NaN. `minutes` is training time, `lrm` the learning rate over its peak.
 COLUMNS = ("step", "tokens", "time", "minutes", "lrm", *STEP_KEYS)
@@ -34,6 +36,8 @@ COLUMNS = ("step", "tokens", "time", "minutes", "lrm", *STEP_KEYS)
 
 class RunError(Exception):
     """A run that cannot be read. The message names the file and says what to do."""
+
+    exit_code = BAD_DATA
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,6 @@ class Run:
         started: Unix seconds of the first start.
         folder: with metrics.jsonl and GPU samples; None for a log.
         last_step: of the whole training; None if unknown.
-        lost_steps: taken, and then the run went back past them.
         log_stamp: YYYYMMDD_HHMMSS in the name of a log; "" without one.
         loss_is: what the recorded loss is a mean of; "" for the loss of the step itself.
         state: complete or stopped, in words, if a log says so; "" for a record.
@@ -58,7 +61,8 @@ class Run:
         attempts: machine, versions and commit of each attempt, as config.json has them.
         timeline: when the run did what; None for a log.
         goodput: where the time from the first start to the last record went; None for a log.
-        energy, samples: of its GPUs; None if they were not sampled.
+        energy: of its GPUs; None if they were not sampled.
+        samples: of its GPUs: time in Unix seconds, and what was sampled around it (energy/downsample.py).
         remarks: what a reader of these numbers must know, in sentences.
     """
 
@@ -70,7 +74,6 @@ class Run:
     not_finite: Mapping[str, np.ndarray] = field(default_factory=dict)
     folder: Path | None = None
     last_step: int | None = None
-    lost_steps: int = 0
     log_stamp: str = ""
     loss_is: str = ""
     state: str = ""
@@ -79,7 +82,7 @@ class Run:
     timeline: Timeline | None = None
     goodput: Goodput | None = None
     energy: "Energy | None" = None
-    samples: "Samples | None" = None
+    samples: Mapping[str, np.ndarray] = field(default_factory=dict)
     remarks: Sequence[str] = ()
 
     @property
@@ -87,23 +90,15 @@ class Run:
         """How many steps it has."""
         return len(self.columns["step"])
 
-    @property
-    def loss_not_finite(self) -> np.ndarray:
-        """(n,) bool: the steps whose loss is NaN or infinite."""
-        return self.not_finite.get("loss", np.zeros(self.steps, bool))
+    def is_not_finite(self, column: str) -> np.ndarray:
+        """Return (n,) bool: the steps where a column has a number that is NaN or infinite."""
+        return self.not_finite.get(column, np.zeros(self.steps, bool))
 
     @property
     def stamp(self) -> str:
         """That of the log, or the first start as YYYYMMDD_HHMMSS in UTC, so that every machine names files alike."""
-        start = datetime.datetime.fromtimestamp(self.started, datetime.UTC)
+        start = datetime.datetime.fromtimestamp(int(self.started), datetime.UTC)
         return self.log_stamp or start.strftime("%Y%m%d_%H%M%S")
-
-    def minutes_at(self, step: float) -> float:
-        """Minutes of training until `step` was done; 0 before the first."""
-        minutes = self.columns["minutes"]
-        done = int(np.searchsorted(self.columns["step"], step, side="right"))
-        known = np.flatnonzero(np.isfinite(minutes[:done]))
-        return float(minutes[known[-1]]) if known.size else 0.0
 
 
 class Numbers:
@@ -126,7 +121,7 @@ class Numbers:
 
     def to_columns(self, size: int, names: Iterable[str]) -> dict[str, np.ndarray]:
         """Return (size,) float64 for these names and all that were read, NaN where nothing was said."""
-        columns = {name: np.full(size, np.nan) for name in (*names, *self.by_name)}
+        columns = {name: np.full(size, np.nan) for name in (*self.by_name, *names)}
         for name, (rows, numbers) in self.by_name.items():
             columns[name][rows] = numbers
         return columns
@@ -136,7 +131,10 @@ def read_run(folder: Path) -> Run:
     """Return the run in a folder. Raises RunError without a record, or with one that has no step."""
     paths = RunPaths(folder)
     if not paths.metrics.exists():
-        raise RunError(f"{paths.metrics} does not exist: {advise(paths)}")
+        raise RunError(
+            f"There is no run {paths.name} in {folder.parent}: {paths.metrics} does not exist. "
+            f"`make runs` lists the runs, and `make train RUN_NAME={paths.name}` trains this one"
+        )
     reader = RecordReader(paths.metrics)
     timeline = Timeline()
     numbers = Numbers()
@@ -146,11 +144,6 @@ def read_run(folder: Path) -> Run:
     try:
         for record in reader.read_all():
             timeline.add(record)
-            reached = math.inf
-            if record["event"] in ("step", *GOES_BACK):
-                reached = record["step"]
-            while rows and next(reversed(rows)) > reached:
-                rows.popitem()
             if record["event"] == "step":
                 rows[record["step"]] = taken
                 numbers.add(taken, record)
@@ -161,16 +154,20 @@ def read_run(folder: Path) -> Run:
         raise RunError(
             f"{paths.metrics} cannot be read ({error.strerror}): make it a readable file"
         ) from None
-    if not rows:
-        damage = reader.first_damage and f" ({reader.first_damage})"
-        raise RunError(f"{paths.metrics} has no step{damage}. Run this again after the first one")
+    kept = [rows[claim.step] for claim in timeline.steps()]
+    if not kept:
+        cause = "the run has not taken its first step; try again later"
+        if reader.first_damage:
+            cause = f"{reader.first_damage}; restore the file from a copy"
+        raise RunError(f"{paths.metrics} has no step: {cause}")
 
     columns = numbers.to_columns(taken, ("step", "tokens", "time", *STEP_KEYS))
-    columns = {name: column[[*rows.values()]] for name, column in columns.items()}
+    columns = {name: column[kept] for name, column in columns.items()}
     config, attempts = read_config(paths.config)
     step_ms = columns["step_ms"]
     columns["minutes"] = np.where(np.isnan(step_ms), np.nan, np.nancumsum(step_ms) / 60_000)
-    columns["lrm"] = columns["lr"] / find_peak_rate(config, columns["lr"])
+    peak_rate = config.learning_rate if config else find_highest(columns["lr"])
+    columns["lrm"] = columns["lr"] / peak_rate
     starts = (record["time"] for record in events if record["event"] == "start")
     not_finite = ~np.isfinite(columns["loss"])  # a record has null there
     remarks = []
@@ -188,7 +185,6 @@ def read_run(folder: Path) -> Run:
         not_finite={"loss": not_finite} if not_finite.any() else {},
         folder=folder,
         last_step=config.last_step if config else None,
-        lost_steps=taken - len(rows),
         settings=config.stored() if config else {},
         attempts=attempts,
         timeline=timeline,
@@ -205,15 +201,6 @@ def keep_numbered(run: Run) -> Run:
     return replace(run, columns=columns, not_finite=not_finite)
 
 
-def advise(paths: RunPaths) -> str:
-    """Return what to do where a run has no record: choose another run, or train this one."""
-    parent = paths.folder.parent
-    names = sorted(path.parent.name for path in parent.glob("*/metrics.jsonl"))
-    if names:
-        return f"choose another run; {parent} has {', '.join(names[:8])}"
-    return f"train it first, for example with `make train RUN_NAME={paths.name}`"
-
-
 def read_config(path: Path) -> tuple[Config | None, Sequence[Mapping[str, Any]]]:
     """Return the settings of a run and the facts of its attempts; None and () without a config.json.
 
@@ -223,25 +210,22 @@ def read_config(path: Path) -> tuple[Config | None, Sequence[Mapping[str, Any]]]
         stored = read_object(path)
         settings = stored["settings"]
         known = {name: settings[name] for name in SETTINGS if name in settings}
-        attempts = [attempt for attempt in stored.get("attempts", ()) if isinstance(attempt, dict)]
-        return build_config(known), attempts
+        attempts = [each for each in stored.get("attempts") or () if isinstance(each, dict)]
+        config = build_config(known)
+        parameters(config)  # or it is no model
+        return config, attempts
     except FileNotFoundError:
         return None, ()
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, ArithmeticError, AttributeError) as error:
         raise RunError(
             f"{path} does not have the settings of a run ({type(error).__name__}: {error}). "
             "Restore it from a copy, or move it away: then the highest learning rate counts as the peak"
         ) from None
 
 
-def find_peak_rate(config: Config | None, rates: np.ndarray) -> float:
-    """Return the highest learning rate: the setting, or without settings the highest that was used."""
-    if config:
-        return config.learning_rate
-    known = rates[np.isfinite(rates)]
-    if known.size and known.max() > 0:
-        return float(known.max())
-    return math.nan
+def find_highest(rates: np.ndarray) -> float:
+    """Return the highest learning rate, which is the peak of a schedule; NaN if none is above 0."""
+    return float(np.fmax.reduce(rates, initial=0.0)) or math.nan
 
 
 def find_last_evals(records: Iterable[Record]) -> list[Record]:

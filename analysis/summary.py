@@ -32,17 +32,17 @@ WORDS = {
     "training, and the full set at the end.",
     "bits per byte": "Validation loss in bits, divided by the bytes of the text; it compares "
     "between tokenizers and with compressors such as gzip and xz.",
-    "perplexity": "exp(loss): how many tokens the model would have to choose from, all equally "
-    "likely, to be as unsure.",
+    "perplexity": "exp(loss). A model with perplexity N is as unsure as one that chooses among N "
+    "equally likely tokens.",
     "tokens/s": "Training tokens per second of the whole job, weighted by the time of each step.",
     "MFU": "Model FLOPs utilization: the FLOPs of the model per second, in percent of what the "
     "devices could do at most.",
     "training time": "The sum of the step times, without evaluations, checkpoints, waiting "
     "between attempts and lost work.",
-    "goodput": "The share of the time since the first start that trained steps which the run "
-    "still has.",
-    "lost work": "Steps that were skipped, or that the run went back past after a restart or "
-    "rollback.",
+    "goodput": "The share of the time since the first start that was spent on training steps "
+    "that the run kept.",
+    "lost work": "Training time whose result was discarded: skipped steps, and steps that were "
+    "repeated after a restart or rollback.",
     "spike": f"A loss {SPIKE_SIGMAS} standard deviations above the mean of the {SPIKE_WINDOW} "
     "steps before it.",
     "smoothing": "Each point of the thick line is the mean of a window of steps around it.",
@@ -79,7 +79,7 @@ def summarize(run: Run) -> dict[str, str]:
     for heading, (value, form) in rates.items():
         if math.isfinite(value):
             cells[heading] = form.format(value)
-    minutes = run.minutes_at(step[-1])
+    minutes = np.fmax.reduce(run.columns["minutes"], initial=0.0)
     if minutes:
         cells["training time"] = duration(60 * minutes)
     if run.energy:
@@ -112,7 +112,7 @@ def find_state(run: Run) -> str:
 def list_remarks(run: Run) -> list[str]:
     """Return what a reader of these numbers must know, in sentences."""
     remarks = [*run.remarks]
-    steps = run.columns["step"][run.loss_not_finite]
+    steps = run.columns["step"][run.is_not_finite("loss")]
     if steps.size:
         place = f", first at step {steps[0]:,.0f}" if steps[0] >= 0 else ""  # or not numbered
         remarks.append(f"the loss is not finite on {steps.size:,} steps{place}")
@@ -160,12 +160,16 @@ def find_window(steps: int) -> int:
 def read_evals(run: Run, column: str, is_full: bool, axis: str) -> tuple[np.ndarray, np.ndarray]:
     """Return (points,) positions on an axis, a column of steps, and (points,) values of evaluations.
 
-    Those of a subset and of the full set are lines of their own: they score different text.
+    Those of a subset and of the full set are lines of their own: they score different text. A log may
+    print fewer steps than evaluations: between two steps the position is interpolated.
     """
     evals = [record for record in run.evals if bool(record.get("full")) is is_full]
     steps = np.array([record["step"] for record in evals], float)
     values = np.array([record.get(column) for record in evals], float)
-    positions = np.interp(steps, run.columns["step"], run.columns[axis], left=0)
+    positions = steps
+    if axis != "step":
+        x, y = (np.append(0.0, run.columns[name]) for name in ("step", axis))
+        positions = np.interp(steps, x, y, right=np.nan)
     known = np.isfinite(positions + values)
     return positions[known], values[known]
 

@@ -1,4 +1,4 @@
-"""A run to CSV files, named by its start, so that they are rewritten.
+"""A run to CSV files, named by its start, so that they are rewritten; and tables for the terminal.
 
     STEM.csv         a line for each step: the columns that existing notebooks read, then what else is known
     STEM_evals.csv   a line for each evaluation
@@ -9,7 +9,8 @@ stand where it says that a number is not finite.
 """
 
 import csv
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from analysis.runs import Run
 FIRST_COLUMNS = ["step", "loss", "grad_norm", "lrm", "step_ms", "tokens_per_s", "mfu", "minutes"]
 RECORD_COLUMNS = ["lr", "tokens", "mem_gib", "data_wait_s", "time"]
 SAMPLED_COLUMNS = ["energy_j", "power_w"]  # joules and watts of all GPUs
+WIDTH = 100  # of the terminal
 TITLES = {"step_ms": "dt_ms", "tokens_per_s": "tok_per_sec", "minutes": "total_time_min"}
 # The keys of our records; details beyond these are in metrics.jsonl.
 EVAL_COLUMNS = [
@@ -56,35 +58,39 @@ EVENT_COLUMNS = [
 
 def write_tables(run: Run, folder: Path, stem: str) -> list[Path]:
     """Write the files into a folder, which is made, and return their paths. Raises OSError."""
-    fixed = FIRST_COLUMNS
-    others: Iterable[str] = run.columns
     if run.folder:
         fixed = FIRST_COLUMNS + RECORD_COLUMNS
-        others = SAMPLED_COLUMNS if run.energy else ()
-    steps = {}
+        others = SAMPLED_COLUMNS if run.energy else []
+        tables = [("evals", EVAL_COLUMNS, run.evals), ("events", EVENT_COLUMNS, run.events)]
+    else:
+        fixed = FIRST_COLUMNS
+        others = list(run.columns)
+        keys = dict.fromkeys(["step", *itertools.chain(*run.evals)])
+        tables = [("evals", [key for key in keys if key != "event"], run.evals)]
+    columns = {}
     for name in dict.fromkeys([*fixed, *others]):
         column = run.columns[name]
-        is_silent = np.isnan(column)
-        if name in run.not_finite:
-            is_silent &= ~run.not_finite[name]
-        known = np.where(is_silent, np.array(None), column)
-        cells = map(format_cell, known)
-        if name in fixed or not is_silent.all():
-            steps[TITLES.get(name, name)] = cells
+        is_missing = np.isnan(column) & ~run.is_not_finite(name)
+        if name in fixed or not is_missing.all():
+            columns[TITLES.get(name, name)] = np.where(is_missing, np.array(None), column)
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{stem}.csv"]
-    write_csv(paths[0], steps, zip(*steps.values(), strict=True))
-
-    tables = [("evals", EVAL_COLUMNS, run.evals), ("events", EVENT_COLUMNS, run.events)]
-    if run.folder is None:
-        names = [name for record in run.evals for name in record if name != "event"]
-        tables = [("evals", list(dict.fromkeys(["step", *names])), run.evals)]
+    write_csv(paths[0], columns, zip(*columns.values(), strict=True))
     for kind, header, records in tables:
         if records:
-            rows = ([format_cell(record.get(name)) for name in header] for record in records)
             paths.append(folder / f"{stem}_{kind}.csv")
-            write_csv(paths[-1], header, rows)
+            write_csv(
+                paths[-1], header, ([record.get(key) for key in header] for record in records)
+            )
     return paths
+
+
+def write_csv(path: Path, header: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
+    """Write a file. Raises OSError."""
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(header)
+        writer.writerows(map(format_cell, row) for row in rows)
 
 
 def format_cell(value: Any) -> str:
@@ -96,9 +102,15 @@ def format_cell(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def write_csv(path: Path, header: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
-    """Write a file, with an empty cell for None. Raises OSError."""
-    with open(path, "w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(header)
-        writer.writerows(rows)
+def print_table(rows: Sequence[Mapping[str, str]], *lines: str) -> None:
+    """Print rows, heading -> cell, and then lines, which are wrapped."""
+    from rich.console import Console  # takes 0.1 s
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for heading in rows[0]:
+        table.add_column(heading, justify="right" if heading else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row.values())
+    console = Console(width=WIDTH, markup=False, highlight=False, emoji=False)
+    console.print(table, *lines, sep="\n")

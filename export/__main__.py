@@ -16,8 +16,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from analysis.energy.join import join
-from analysis.energy.prices import read_prices
+from analysis.energy.join import add_energy
 from analysis.energy.result import Energy
 from analysis.runs import Run, RunError, read_run
 from export import card, files, gguf_file, place, weight_files
@@ -226,7 +225,7 @@ def recorded(paths: RunPaths) -> tuple[Run | None, Energy | None]:
         sys.stderr.write(f"the model card is without the record of the run: {error}\n")
         return None, None
     try:
-        return run, join(run, read_prices())
+        return run, add_energy(run).energy
     except (OSError, ValueError) as error:
         sys.stderr.write(f"the model card is without energy: {error}\n")
         return run, None

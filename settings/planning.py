@@ -51,15 +51,15 @@ class Planning(Section):
     )
     price_gpu_hour: float | None = setting(
         None,
-        "Price of one GPU for an hour, in your currency. `make plan` then prints the cost.",
+        "Price of one GPU for an hour, in your currency. `make plan` and `make energy` print the cost.",
         positive=True,
-        used_by=TRAIN | {"energy", "plots"},
+        used_by=TRAIN | {"energy"},
     )
     price_kwh: float | None = setting(
         None,
-        "Price of electricity per kWh, in your currency, if you pay for it.",
+        "Price of electricity per kWh, in the same currency. `make energy` adds it to that of the GPUs.",
         positive=True,
-        used_by=TRAIN | {"energy", "plots"},
+        used_by=TRAIN | {"energy"},
     )
     target_hours: float | None = setting(
         None,

@@ -4,18 +4,16 @@ Exit codes: 0; 64 for an invalid setting; 78 if record or samples are missing or
 """
 
 import math
-import re
 import sys
 from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from analysis.energy.join import join
-from analysis.energy.prices import Prices
+from analysis.energy.join import add_energy
 from analysis.energy.result import Energy
 from analysis.runs import Run, RunError, read_run
-from analysis.tables import write_csv
-from record.exit_codes import BAD_DATA, BAD_SETTING, DONE
+from analysis.tables import print_table, write_csv
+from record.exit_codes import BAD_DATA, DONE
 from record.goodput import CATEGORIES
 from record.metrics import duration, figures
 from record.run_paths import RunPaths
@@ -29,12 +27,16 @@ def main() -> int:
     try:
         config = Config.load()
         folder = RunPaths.of_node(config, ROOT).folder
-        run = read_run(folder)
-        energy = join(run, Prices(config.price_kwh, config.price_gpu_hour))
-        if energy is None:
+        run = add_energy(read_run(folder))
+        energy = run.energy
+        if energy is None or not energy.coverage:
+            remarks = energy.remarks if energy else ()
             raise RunError(
-                f"{folder} has no gpu_metrics_*.csv: run `make gpu-sampler RUN_NAME={folder.name}` "
-                "next to its training. `make train-2xh100` does so itself"
+                "\n".join(
+                    [f"No samples of its GPUs cover any time of the run in {folder}.", *remarks]
+                )
+                + f"\nRun `make gpu-sampler RUN_NAME={folder.name}` in a second terminal while it "
+                "trains. `make train-2xh100` does so itself"
             )
         columns = find_columns(run, energy)
         path = folder / f"energy_{run.stamp}.csv"
@@ -45,15 +47,13 @@ def main() -> int:
         return BAD_DATA
     except (SettingsError, RunError) as error:
         sys.stderr.write(f"{error}\n")
-        return BAD_SETTING if isinstance(error, SettingsError) else BAD_DATA
-    lines = [
-        f"{run.name}, step {run.columns['step'][-1]:,.0f}: energy of the GPUs",
-        *describe_causes(energy),
-        describe_steps(columns),
-        *energy.remarks,
-        show_path(path),
-    ]
-    sys.stdout.write("\n".join(lines) + "\n")
+        return error.exit_code
+    sys.stdout.write(f"{run.name}, step {run.columns['step'][-1]:,.0f}: energy of the GPUs\n")
+    lines = [describe_steps(columns), *energy.remarks]
+    if not (config.price_kwh or config.price_gpu_hour):
+        lines.insert(0, "For the cost, set PRICE_KWH or PRICE_GPU_HOUR")
+    print_table([*describe_causes(energy, config)], *lines)
+    sys.stdout.write(f"{show_path(path)}\n")
     return DONE
 
 
@@ -71,41 +71,33 @@ def find_columns(run: Run, energy: Energy) -> dict[str, np.ndarray]:
     return columns | {f"{gpu}_j": joules for gpu, joules in energy.steps.items()}
 
 
-def describe_causes(energy: Energy) -> Iterator[str]:
-    """Yield the lines of the table."""
-    rows = [["", "time", "kWh", "share", "W/GPU", "covered", "cost"]]
+def describe_causes(energy: Energy, config: Config) -> Iterator[dict[str, str]]:
+    """Yield the rows of the table."""
     total = energy.total
     for category, cause in [*energy.causes.items(), ("total", total)]:
-        cost = energy.prices.cost(cause.joules, cause.gpu_s)
         if cause.seconds:
-            rows.append(
-                [
-                    CATEGORIES.get(category, category),
-                    duration(cause.seconds),
-                    figures(cause.mean_w * cause.covered_s / 3.6e6),
-                    f"{cause.joules / (total.joules or math.nan):.1%}",
-                    f"{cause.mean_w:.0f}",
-                    f"{cause.covered_s / (cause.gpu_s or math.nan):.1%}",
-                    "n/a" if cost is None else f"{cost:.2f}",
-                ]
-            )
-    for name, *cells in rows:
-        known = [re.sub("nan%?", "n/a", cell).rjust(10) for cell in cells]
-        yield name.ljust(16) + "".join(known)
-    if energy.cost is None:
-        yield "cost n/a: set PRICE_KWH or PRICE_GPU_HOUR"
+            cells = {
+                "time": duration(cause.seconds),
+                "kWh": figures(cause.mean_w * cause.covered_s / 3.6e6),
+                "share": f"{cause.joules / (total.joules or math.nan):.1%}",
+                "W/GPU": f"{cause.mean_w:.0f}",
+                "covered": f"{cause.covered_s / (cause.gpu_s or math.nan):.1%}",
+                "cost": f"{cause.cost(config.price_kwh, config.price_gpu_hour):.2f}",
+            }
+            known = {name: "n/a" if "nan" in cell else cell for name, cell in cells.items()}
+            yield {"": CATEGORIES.get(category, category), **known}
 
 
 def describe_steps(columns: Mapping[str, np.ndarray]) -> str:
     """Return what the median step took."""
     is_covered = np.isfinite(columns["joules"])
     if not is_covered.any():
-        return "joules per step n/a: no step has samples of all GPUs of the run, and of no others"
+        return "No step has samples of all GPUs of the run, and of no others"
     names = ("joules", "watts", "joules_per_token")
     joules, watts, per_token = (float(np.median(columns[name][is_covered])) for name in names)
     return (
-        f"{is_covered.sum():,} of {len(is_covered):,} steps are covered. The median one took "
-        f"{figures(joules)} J at {watts:,.0f} W, {figures(1000 * per_token)} mJ per token"
+        f"Samples cover {is_covered.sum():,} of {len(is_covered):,} steps. Median of a step: "
+        f"{figures(joules)} J, {watts:,.0f} W, {figures(1000 * per_token)} mJ per token"
     )
 
 

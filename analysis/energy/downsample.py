@@ -2,8 +2,6 @@
 
 import numpy as np
 
-from analysis.energy.result import Samples
-
 BUCKETS = 4000
 LEAST_S = 2.0  # network traffic is sampled once per second; a bucket without any value is a hole
 
@@ -36,30 +34,30 @@ class Curves:
             np.fmin.at(self.low, bucket, values)
             np.fmax.at(self.high, bucket, values)
 
-    def find_mean(self, name: str) -> np.ndarray | None:
-        """Return (size,) means, added up over the nodes that were sampled then; None if none ever was."""
-        means = []
+    def find_mean(self, name: str) -> np.ndarray:
+        """Return (size,) means, added up over the nodes that were sampled then; NaN where none was."""
+        means = [np.full(self.size, np.nan)]
         for key, (sums, counts) in self.sums.items():
             if key[0] == name:
                 means.append(sums / np.where(counts > 0, counts, np.nan))
-        return add_known(means) if means else None
+        return add_known(means)
 
-    def finish(self, gpus: int, times: np.ndarray, joules: np.ndarray) -> Samples | None:
-        """Return the curves; that of energy from (n,) joules of all GPUs up to (n,) Unix seconds. None if nothing was
-        sampled from begin to end."""
-        power_w = self.find_mean("power")
-        if power_w is None:
-            return None
-        return Samples(
-            gpus=gpus,
-            time=(self.edges[1:] + self.edges[:-1]) / 2,
-            power_w=power_w,
-            power_low_w=self.low,
-            power_high_w=self.high,
-            energy_kwh=np.interp(self.edges[1:], times, joules) / 3.6e6,
-            in_mb_s=self.find_mean("in"),
-            out_mb_s=self.find_mean("out"),
-        )
+    def finish(self, times: np.ndarray, joules: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the curves, (size,) each with NaN where nothing was sampled, for the page.
+
+        Args:
+            times: (n,) Unix seconds.
+            joules: (n,) of all GPUs up to these.
+        """
+        return {
+            "time": (self.edges[1:] + self.edges[:-1]) / 2,
+            "power_w": self.find_mean("power"),  # mean per GPU
+            "power_low_w": self.low,
+            "power_high_w": self.high,
+            "energy_kwh": np.interp(self.edges[1:], times, joules) / 3.6e6,
+            "in_mb_s": self.find_mean("in"),
+            "out_mb_s": self.find_mean("out"),
+        }
 
 
 def add_known(values: list[np.ndarray]) -> np.ndarray:

@@ -17,7 +17,6 @@ import numpy as np
 
 from analysis.energy.downsample import Curves, add_known
 from analysis.energy.intervals import Schedule
-from analysis.energy.prices import Prices
 from analysis.energy.result import Cause, Energy
 from analysis.energy.samples import (
     FAST,
@@ -34,15 +33,10 @@ from record.goodput import CATEGORIES
 ROUNDING_S = 1e-6
 
 
-def join(run: Run, prices: Prices) -> Energy | None:
-    """Return the energy of a run; None for a log, and for a run without samples. Raises OSError."""
-    return add_energy(run, prices).energy
-
-
-def add_energy(run: Run, prices: Prices) -> Run:
+def add_energy(run: Run) -> Run:
     """Return the run with energy, curves of its samples and the columns energy_j and power_w; the same run if its GPUs
     were not sampled. Raises OSError."""
-    if not run.folder or not run.timeline:
+    if not run.folder or not run.timeline:  # a log
         return run
     files, remarks = find_files(run.folder)
     if not files and not remarks:
@@ -53,12 +47,12 @@ def add_energy(run: Run, prices: Prices) -> Run:
     wall_bounds = np.append(begins[:count], ends[count - 1])
     curves = Curves(wall_bounds[0], wall_bounds[-1])
     meters = read_files(files, schedule, curves, remarks)
-    energy, joules = add_up(meters, schedule, prices, remarks)
+    energy, joules = add_up_meters(meters, schedule, remarks)
     return dataclasses.replace(
         run,
         columns={**run.columns, "energy_j": energy.energy_j, "power_w": energy.power_w},
         energy=energy,
-        samples=curves.finish(len(meters), wall_bounds, np.append(0.0, np.cumsum(joules))),
+        samples=curves.finish(wall_bounds, np.append(0.0, np.cumsum(joules))),
     )
 
 
@@ -89,17 +83,11 @@ def read_files(
                 if rates:
                     slow_times = columns["elapsed_sec"] + file.zero_s + offset_s
                     curves.add(way, file.node, slow_times, add_known(rates) / 1e6)
-        remark = (
-            f"samples of node {file.node} have the monotonic clock of attempts "
-            f"{(np.flatnonzero(is_same) + 1).tolist()}. Other attempts are joined by the wall clock"
-        )
-        if remark not in remarks:
-            remarks.append(remark)
     return meters
 
 
-def add_up(
-    meters: Mapping[str, Meter], schedule: Schedule, prices: Prices, remarks: list[str]
+def add_up_meters(
+    meters: Mapping[str, Meter], schedule: Schedule, remarks: list[str]
 ) -> tuple[Energy, np.ndarray]:
     """Return the energy of all GPUs, and (n,) joules of each interval."""
     count = len(schedule.seconds)
@@ -128,18 +116,16 @@ def add_up(
     energy_j = np.where(is_complete[schedule.step_attempt], step_j, np.nan)
 
     gpu_s = schedule.seconds * np.maximum(gpus, processes)[schedule.attempt] * schedule.has_gpus
+    parts = np.stack([schedule.seconds, gpu_s, covered_s, joules])
     causes = {}
     for category in CATEGORIES:
-        is_here = schedule.category == category
-        parts = (schedule.seconds, gpu_s, covered_s, joules)
-        causes[category] = Cause(*(float(part[is_here].sum()) for part in parts))
+        causes[category] = Cause(*parts[:, schedule.category == category].sum(1).tolist())
     energy = Energy(
         causes=causes,
-        total=sum(causes.values(), Cause()),
+        total=Cause(*parts.sum(1).tolist()),
         energy_j=energy_j,
         power_w=energy_j / schedule.step_s,
         steps=steps,
-        prices=prices,
         remarks=remarks,
     )
     return energy, joules

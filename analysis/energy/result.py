@@ -1,12 +1,10 @@
-"""What samples of a run's GPUs say: energy by cause and by step, and curves for the page."""
+"""The energy of a run by cause and by step, and what it costs."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-
-from analysis.energy.prices import Prices
 
 
 @dataclass(frozen=True)
@@ -20,23 +18,21 @@ class Cause:
         joules: in the part that is covered.
     """
 
-    seconds: float = 0.0
-    gpu_s: float = 0.0
-    covered_s: float = 0.0
-    joules: float = 0.0
-
-    def __add__(self, other: "Cause") -> "Cause":
-        return Cause(
-            self.seconds + other.seconds,
-            self.gpu_s + other.gpu_s,
-            self.covered_s + other.covered_s,
-            self.joules + other.joules,
-        )
+    seconds: float
+    gpu_s: float
+    covered_s: float
+    joules: float
 
     @property
     def mean_w(self) -> float:
         """Watts per GPU while it was covered; NaN where nothing was."""
         return self.joules / self.covered_s if self.covered_s else math.nan
+
+    def cost(self, price_kwh: float | None, price_gpu_hour: float | None) -> float:
+        """Return what energy and GPU time cost together, in the currency of the prices; NaN without one."""
+        if not price_kwh and not price_gpu_hour:
+            return math.nan
+        return self.joules / 3.6e6 * (price_kwh or 0) + self.gpu_s / 3600 * (price_gpu_hour or 0)
 
 
 @dataclass(frozen=True)
@@ -48,7 +44,6 @@ class Energy:
         total: their sum.
         energy_j, power_w: (steps,) joules and mean watts of all GPUs in each step; NaN where a GPU is not covered.
         steps: GPU -> (steps,) joules; NaN where it is not covered.
-        prices: of kWh and GPU-hours.
         remarks: what was sampled where, and what is missing, in sentences.
     """
 
@@ -57,7 +52,6 @@ class Energy:
     energy_j: np.ndarray
     power_w: np.ndarray
     steps: Mapping[str, np.ndarray]
-    prices: Prices
     remarks: Sequence[str]
 
     @property
@@ -65,27 +59,6 @@ class Energy:
         return self.total.joules / 3.6e6
 
     @property
-    def cost(self) -> float | None:
-        """In the currency of the prices; None without one."""
-        return self.prices.cost(self.total.joules, self.total.gpu_s)
-
-    @property
     def coverage(self) -> float:
         """The fraction of the GPUs' time that samples cover."""
-        if not self.total.gpu_s:
-            return 0.0
-        return min(1.0, self.total.covered_s / self.total.gpu_s)
-
-
-@dataclass(frozen=True)
-class Samples:
-    """Samples as curves: (buckets,) float64 each, NaN where nothing was sampled. Network is None if never recorded."""
-
-    gpus: int
-    time: np.ndarray  # Unix seconds, of the middle of the bucket
-    power_w: np.ndarray  # mean per GPU
-    power_low_w: np.ndarray  # the lowest of any GPU
-    power_high_w: np.ndarray
-    energy_kwh: np.ndarray  # of all GPUs, up to the end of the bucket
-    in_mb_s: np.ndarray | None
-    out_mb_s: np.ndarray | None
+        return min(1.0, self.total.covered_s / (self.total.gpu_s or math.inf))

@@ -38,7 +38,7 @@ class SampleFile:
     """
 
     path: Path
-    node: int | None
+    node: int
     boot: str
     begin_s: float
     zero_s: float
@@ -54,24 +54,28 @@ def find_files(folder: Path) -> tuple[list[SampleFile], list[str]]:
             files.append(open_file(path))
         except (OSError, LookupError, TypeError, ValueError) as error:
             remarks.append(
-                f"{path.name} is left out: it or {path.stem}.json, which must be next to it, is not as "
-                f"the sampler writes it ({error!r})"
+                f"{path.name} is left out: it, or {path.stem}.json next to it, is not as the sampler "
+                f"writes them ({error})"
             )
-    return sorted(files, key=lambda file: (file.node or 0, file.begin_s)), remarks
+    return sorted(files, key=lambda file: (file.node, file.begin_s)), remarks
 
 
 def open_file(path: Path) -> SampleFile:
     """Read the first row of a file, and the .json next to it. Raises OSError, LookupError, TypeError, ValueError."""
+    if not path.is_file():
+        raise ValueError("it is no file")
     with open(path, "rb") as file:
         names = file.readline().split(b",")
         row = file.readline().split(b",")
+    if len({*names}) < len(names):
+        raise ValueError("it has a column twice")
     elapsed_s = float(row[names.index(b"elapsed_sec")])
     about = read_object(path.with_suffix(".json"))
     zero = about["elapsed_0"]
     last = about["anchors"][-1]
     return SampleFile(
         path,
-        about["node"],
+        int(about["node"] or 0),
         about["boot_id"] or path.name,
         zero["mono_s"] + elapsed_s,
         zero["mono_s"],

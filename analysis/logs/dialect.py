@@ -22,9 +22,10 @@ from typing import NamedTuple
 FOLDER = Path(__file__).resolve().parent / "dialects"
 Values = dict[str, float | None]  # column -> value, None if it is printed as not known
 
-DIGITS = r"[-+]?(?:[0-9]+(?:,[0-9]{3})*(?:\.[0-9]*)?|\.[0-9]+)"
+# So many digits that every number is finite.
+DIGITS = r"[-+]?(?:[0-9]{1,99}(?:,[0-9]{3}){0,9}(?:\.[0-9]*)?|\.[0-9]+)"
 WHOLE = r"(?![.,]?[0-9])"  # so that 430 is never read of a torn 430,6, nor 6.0 of 6.006.000
-NUMBER = rf"(?:{DIGITS}(?:[eE][-+]?[0-9]+)?|[-+]?(?:nan|NaN|inf|Infinity)|n/a|None){WHOLE}"
+NUMBER = rf"(?:{DIGITS}(?:[eE][-+]?[0-9]{{1,3}})?|[-+]?(?:nan|NaN|inf|Infinity)|n/a|None){WHOLE}"
 NUMBERS = {
     ":short": rf"(?:{DIGITS}[KMBGTP]|{NUMBER})",
     "step": DIGITS + WHOLE,  # a line whose step is nan is no step
@@ -50,6 +51,7 @@ OPTIONAL_ENDS = re.compile(r"(?:\[[^\[\]]*\])+$")
 
 # What makes a line a string of a program, a quotation or a comment, when it stands before the head.
 CODE = re.compile(r"""(?:^|[\s=(\[{,:]|\b[bfr])["'`]+\s*$|^\s*(?:#|//)|\s#\s""")
+NEAR = 300  # characters before the head that are searched for these
 # Without a step, as in "val loss 3.2", an evaluation may also be a part of another line.
 OTHER_LINE = re.compile(r"\b(?:[Ss]tep|[Ii]ter|[Ll]oss)\b")
 
@@ -63,7 +65,6 @@ optional = ["norm {grad_norm}"]
 evals = ["val loss {val_loss}"]
 details = ["lr={lr}"]
 ends = ["Training complete"]
-resumes = ["Resuming from step"]
 unknown = { mfu = [0.0] }
 zero_based = true
 loss_is = "a mean over the last steps"
@@ -190,7 +191,6 @@ class Dialect:
     evals: Sequence[str] = ()
     details: Sequence[str] = ()
     ends: Sequence[str] = ()  # texts that only a finished run prints
-    resumes: Sequence[str] = ()  # texts that only a resumed run prints
     unknown: Mapping[str, Sequence[float]] = field(default_factory=dict)
     zero_based: bool = False  # the last of N steps is N - 1
     loss_is: str = ""  # what the loss is a mean of, if it is one
@@ -225,9 +225,6 @@ class Dialect:
         for start, limit in zip(starts, limits, strict=False):
             values: Values = {}
             self.starts.add_numbers(start, values)
-            prefix = line[end : start.start()]
-            if CODE.search(prefix) or ("step" not in values and OTHER_LINE.search(prefix)):
-                continue
             kind = self.starts.numbers[start.lastindex - 1].kind if start.lastindex else "step"
             stop = start.end()
             if kind == "step":
@@ -238,7 +235,11 @@ class Dialect:
                     stop = start.end() - 1 + match.end()
                 if not self.required <= values.keys():
                     continue
-            lines.append(Line(kind, prefix, line[start.start() : stop], stop, values))
+            before = (line, max(end, start.start() - NEAR), start.start())
+            if CODE.search(*before) or ("step" not in values and OTHER_LINE.search(*before)):
+                continue
+            text = line[start.start() : stop]
+            lines.append(Line(kind, line[end : start.start()], text, stop, values))
             end = stop
         return lines
 

@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 
 from analysis.logs.dialect import Dialect, Line, Values
-from analysis.runs import Numbers
+from analysis.runs import COLUMNS, Numbers
 
+UNKNOWN = sys.maxsize  # higher than any rank
 SHOWN = 3  # lines that were not understood
 LONGEST_STEP = 10_000  # characters of a line that may be a step
 BYTE_ORDER_MARKS = (b"\xff\xfe", b"\xfe\xff")  # of UTF-16, which PowerShell writes
@@ -51,19 +52,19 @@ class Stream:
     """What one process printed.
 
     Attributes:
-        rank: the lowest that printed a step, if lines name one.
+        rank: the lowest that printed a step; UNKNOWN until a line names one.
         rows: how many steps.
         numbers: of these.
         evals: evaluations, each with the number of rows before it.
         dialects: (row, dialect): from that row on.
-        marks: (row, kind) -> what stands before this row. The kinds are clock, end, resume, error, and outside: an
-            error after the end of a run. The last of a kind counts.
+        marks: (row, kind) -> what stands before this row. The kinds are clock, end, error, and late error: one after
+            the end of a run. The last of a kind counts.
         bars: (row, total) -> the first number that a progress bar of so many shows before this row.
         bar_total: of the bar that was drawn last before the first row.
     """
 
     def __init__(self) -> None:
-        self.rank = sys.maxsize
+        self.rank = UNKNOWN
         self.rows = 0
         self.texts = ("", "")  # of the last step lines
         self.numbers = Numbers()
@@ -88,7 +89,7 @@ class Stream:
             if is_not_finite.any():
                 not_finite[name] = np.zeros(self.rows, bool)
                 not_finite[name][rows] = is_not_finite
-        return self.numbers.to_columns(self.rows, ["step"]), not_finite
+        return self.numbers.to_columns(self.rows, [*COLUMNS, "last_step", "epoch"]), not_finite
 
 
 class Reader:
@@ -102,8 +103,7 @@ class Reader:
         self.counts: Counter[str] = Counter()  # what lines were -> how many were so
         self.not_understood: list[str] = []  # the first of these lines
         self.notes: list[str] = []
-        self.marks = [(text, "end") for dialect in dialects for text in dialect.ends]
-        self.marks += [(text, "resume") for dialect in dialects for text in dialect.resumes]
+        self.ends = [text for dialect in dialects for text in dialect.ends]
 
     def read(self, path: Path) -> "Reader":
         """Read a log or a trainer_state.json. Raises OSError if that is not possible."""
@@ -113,7 +113,10 @@ class Reader:
             else:
                 with open_log(path) as file:
                     for line in file:
-                        self.take(line)
+                        if len(line) > LONGEST_STEP:
+                            self.take_other(line[:LONGEST_STEP])
+                        else:
+                            self.take(line)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             self.notes.append(
                 f"the packed file ends early or is damaged ({error}); what could be unpacked was read"
@@ -127,22 +130,22 @@ class Reader:
         try:
             content = json.loads(path.read_bytes())
             entries = [*content["log_history"]]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             self.notes.append("no trainer_state.json of Hugging Face: it has no log_history")
             return
         for entry in entries:
-            if isinstance(entry, dict) and isinstance(entry.get("step"), int):
+            if isinstance(entry, dict) and is_number(entry.get("step")):
                 entry["max_steps"] = content.get("max_steps")
-                self.take(f"{dict(sorted(entry.items(), reverse=True))}\n")
+                numbers = {
+                    key: entry[key] for key in sorted(entry, reverse=True) if is_number(entry[key])
+                }
+                self.take(f"{numbers}\n")
         left_out = len(entries) - self.stream.rows - len(self.stream.evals) - len(self.stream.marks)
         if left_out:
             self.notes.append(f"{left_out:,} entries without a step or a loss were left out")
 
     def take(self, text: str) -> None:
         """Take a line. Without a line end it is the last, and may be cut short."""
-        if len(text) > LONGEST_STEP:
-            self.take_other(text[:LONGEST_STEP])
-            return
         line = text.removesuffix("\n")
         if "[" in line:
             line = COLOR.sub("", line)
@@ -204,7 +207,7 @@ class Reader:
         if rank > self.stream.rank:
             self.counts[HIGHER_RANK] += 1
             return Stream()
-        if rank < self.stream.rank and self.stream.rows:
+        if rank < self.stream.rank < UNKNOWN and self.stream.rows:
             self.counts[HIGHER_RANK] += self.stream.rows
             self.stream = self.streams[pod] = Stream()
         self.stream.rank = rank
@@ -220,16 +223,15 @@ class Reader:
             if not stream.rows:
                 stream.bar_total = total
             return
-        for text, kind in self.marks:
-            if text in line:
-                stream.marks[stream.rows, kind] = line
-                return
+        if any(text in line for text in self.ends):
+            stream.marks[stream.rows, "end"] = line
+            return
         if LOOKS_LIKE_STEP.search(line):
             self.counts["lines that look like steps were not understood"] += 1
             if len(self.not_understood) < SHOWN:
                 self.not_understood.append(line.strip()[:160])
         if ERROR.search(line):
-            kind = "outside" if (stream.rows, "end") in stream.marks else "error"
+            kind = "late error" if (stream.rows, "end") in stream.marks else "error"
             stream.marks[stream.rows, kind] = line.strip()[:300]
         clock = read_clock(line)
         if clock:
@@ -245,6 +247,11 @@ def open_log(path: Path) -> Any:
     with opener(path, "rb") as file:
         encoding = "utf-16" if file.read(2) in BYTE_ORDER_MARKS else "utf-8"
     return opener(path, "rt", encoding=encoding, errors="replace")
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a number. A bool is none."""
+    return type(value) in (int, float)
 
 
 def read_clock(text: str) -> float | None:

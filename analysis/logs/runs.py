@@ -22,7 +22,7 @@ import numpy as np
 
 from analysis.logs.dialect import read_dialects
 from analysis.logs.read import Reader, Stream
-from analysis.runs import COLUMNS, Run, find_peak_rate
+from analysis.runs import Run, find_highest
 
 Columns = Mapping[str, np.ndarray]
 Event = dict[str, Any]
@@ -54,7 +54,6 @@ class Attempts:
         before: the step before that one.
         rows: (n,) int64, of the last attempt at each step.
         restarts: events as our own record has them, with the row that goes on.
-        lost: how many steps were printed and then lost.
         remarks: about these, in words.
     """
 
@@ -62,7 +61,6 @@ class Attempts:
     before: float
     rows: np.ndarray
     restarts: list[Event] = field(default_factory=list)
-    lost: int = 0
     remarks: list[str] = field(default_factory=list)
 
 
@@ -87,17 +85,14 @@ def add_runs(log: Log, stream: Stream, path: Path) -> None:
     stops = [*(run.first for run in runs[1:]), stream.rows]
     for run, run_evals, stop in zip(runs, evals, stops, strict=True):
         dialect = [dialect for row, dialect in stream.dialects if row <= run.first][-1]
-        silent = np.full(len(run.rows), np.nan)
         chosen = {key: column[run.rows] for key, column in columns.items()}
-        last_step = chosen.pop("last_step", silent)[-1]
-        for key in COLUMNS:
-            chosen.setdefault(key, silent)
+        last_step = chosen.pop("last_step")[-1]
         if dialect.name == OWN:
-            chosen["lrm"] = chosen["lr"] / find_peak_rate(None, chosen["lr"])
+            chosen["lrm"] = chosen["lr"] / find_highest(chosen["lr"])
         started = chosen["time"][0]
         if np.isnan(started):
             started = stream.marks.get((run.first, "clock"), path.stat().st_mtime)
-        for kind, words in (("error", "after its last step"), ("outside", "after its end")):
+        for kind, words in (("error", "after its last step"), ("late error", "after its end")):
             if (stop, kind) in stream.marks:
                 run.remarks.append(f"{words}: {stream.marks[stop, kind]}")
         has_ended = (stop, "end") in stream.marks
@@ -111,7 +106,6 @@ def add_runs(log: Log, stream: Stream, path: Path) -> None:
                 started=started,
                 not_finite={key: mask[run.rows] for key, mask in not_finite.items()},
                 last_step=None if np.isnan(last_step) else int(last_step),
-                lost_steps=run.lost,
                 log_stamp=STAMP.findall(path.name)[0],
                 loss_is=dialect.loss_is,
                 state=describe_state(chosen["step"][-1], last_step, dialect.zero_based, has_ended),
@@ -123,29 +117,25 @@ def add_runs(log: Log, stream: Stream, path: Path) -> None:
 def split_runs(stream: Stream, columns: Columns) -> list[Attempts]:
     """Return the rows of each run, in order."""
     step = columns["step"]
-    silent = step * np.nan
-    total = np.nan_to_num(columns.get("last_step", silent))
-    counter = np.where(np.isnan(step), columns.get("epoch", silent), step)
+    total = np.nan_to_num(columns["last_step"])
+    counter = np.where(np.isnan(step), columns["epoch"], step)
     is_break = (np.diff(counter) <= 0) | (np.diff(total) != 0)
     changes = [row for row, _ in stream.dialects]
     starts = sorted({*changes, *(np.flatnonzero(is_break) + 1).tolist()})
 
     runs: list[Attempts] = []
-    spacing = 0.0
+    spacing = 1.0
     for start, stop in itertools.pairwise([*starts, stream.rows]):
-        first = step[start]
         rows = np.arange(start, stop)
-        spacing_before = spacing
-        spacing = float(np.median(np.diff(step[start:stop]))) if len(rows) > 1 else 0.0
-        if start not in changes:
-            usual = spacing or spacing_before or 1.0
-            reached = step[start - 1]
-            is_told = (start, "resume") in stream.marks
-            goes_back = first <= reached and total[start] == total[start - 1]
-            if first == reached + usual or (goes_back and (is_told or first > max(1.0, usual))):
-                resume(runs[-1], rows, step)
-                continue
-        runs.append(Attempts(start, max(first - (spacing or 1.0), 0.0), rows))
+        if len(rows) > 1:
+            spacing = float(np.median(np.diff(step[start:stop])))
+        before, first = step[start - 1], step[start]
+        # A run that begins at its first step is a new one.
+        goes_back = max(1.0, spacing) < first <= before and total[start] == total[start - 1]
+        if start not in changes and (first == before + spacing or goes_back):
+            resume(runs[-1], rows, step)
+        else:
+            runs.append(Attempts(start, max(first - spacing, 0.0), rows))
     return runs
 
 
@@ -157,7 +147,6 @@ def resume(run: Attempts, rows: np.ndarray, step: np.ndarray) -> None:
         to = int(step[rows[0]])
         attempt = len(run.restarts) + 1
         run.restarts.append({"event": "resume", "step": to, "attempt": attempt, "row": rows[0]})
-        run.lost += lost
         run.remarks.append(
             f"went back from step {step[run.rows[-1]]:,.0f} to {to:,}: {lost:,} step lines lost, "
             "the last attempt is kept"
@@ -177,19 +166,19 @@ def assign_evals(stream: Stream, step: np.ndarray, runs: Sequence[Attempts]) -> 
         kind = tuple(name for name in results if name not in NOT_EVALUATED)
         owner = max(bisect.bisect_left(begins, row) - 1, 0)
         above = step[row - 1] if row else runs[0].before
+        has_step = "step" in results
         number = results.get("step", above)
-        if row in begins and number is not above and number <= step[row]:
+        if row in begins and has_step and number <= step[row]:
             owner = begins.index(row)
         is_undone = any(
             row <= restart["row"] and number > restart["step"] for restart in runs[owner].restarts
         )
         key = (number, kind)
-        is_second = "step" not in results and key in evals[owner]
+        is_second = not has_step and key in evals[owner]
         if is_undone or is_second or np.isnan(number):
             continue
         results |= {"event": "eval", "step": int(number)}
         results.pop("last_step", None)
-        evals[owner].pop(key, None)
         evals[owner][key] = results
     return [sorted(found.values(), key=operator.itemgetter("step")) for found in evals]
 
@@ -200,8 +189,8 @@ def describe_state(reached: float, last_step: float, is_zero_based: bool, has_en
         return f"{'complete' if has_ended else 'stopped'}; the log does not number its steps"
     done = reached + is_zero_based
     if has_ended or done >= last_step:
-        of_all = f" of {last_step:,.0f}" if done < last_step else ""
+        of_all = f", the last one in the log of {last_step:,.0f}" if done < last_step else ""
         return f"complete at step {reached:,.0f}{of_all}"
     if math.isnan(last_step):
-        return f"ends at step {reached:,.0f}; the log does not say how many there are"
+        return f"ends at step {reached:,.0f}; the log does not say how many steps there are"
     return f"stopped at {100 * done / last_step:.1f}% (step {reached:,.0f} of {last_step:,.0f})"

@@ -28,6 +28,7 @@ from analysis.summary import (
     list_remarks,
     summarize,
 )
+from record.durable import write_whole
 from record.goodput import CATEGORIES
 from record.metrics import duration, replace_nonfinite
 
@@ -88,8 +89,7 @@ def write_page(path: Path, runs: Sequence[Run], comparison: Comparison | None = 
         numbers=base64.b64encode(zlib.compress(buffer)).decode(),
         scripts=[(FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS],
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page, encoding="utf-8")
+    write_whole(path, page.encode(errors="replace"))
 
 
 def describe_data(run: Run, buffer: bytearray) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def describe_data(run: Run, buffer: bytearray) -> dict[str, Any]:
         "evals": [{key: record.get(key) for key in EVALS} for record in run.evals],
         "marks": list_marks(run),
         "columns": pack_columns(choose_columns(run), buffer),
-        "samples": pack_columns(vars(run.samples), buffer) if run.samples else {},
+        "samples": pack_columns(run.samples, buffer),
     }
 
 
@@ -115,11 +115,11 @@ def choose_columns(run: Run) -> dict[str, np.ndarray]:
         products = columns[name] * np.where(step_ms > 0, step_ms, 1.0)  # mostly the batch size
         columns[name] = products.astype(np.float32)  # 7 digits do
     columns["time"] = np.round(columns["time"] * CLOCK_TICKS) / CLOCK_TICKS
-    columns["not_finite"] = np.where(run.loss_not_finite, 1.0, np.nan)
+    columns["not_finite"] = np.where(run.is_not_finite("loss"), 1.0, np.nan)
     return columns
 
 
-def pack_columns(columns: Mapping[str, Any], buffer: bytearray) -> dict[str, Any]:
+def pack_columns(columns: Mapping[str, np.ndarray], buffer: bytearray) -> dict[str, Any]:
     """Append (n,) columns to the buffer, and return where the page finds each. One without numbers is left out.
 
         float64 -> bits as integers -> differences -> bytes transposed, and in the end zlib and base64
@@ -129,7 +129,7 @@ def pack_columns(columns: Mapping[str, Any], buffer: bytearray) -> dict[str, Any
     """
     heads = {}
     for name, values in columns.items():
-        if not isinstance(values, np.ndarray) or not np.isfinite(values).any():
+        if not np.isfinite(values).any():
             continue
         order = 2 if name in SMOOTH else 0  # how many times differences are taken
         heads[name] = {"at": len(buffer), "n": len(values), "order": order}

@@ -85,7 +85,7 @@ function valueAt(x, y, value) {
 
 // The index of the last step up to this one, and where it is on an axis.
 const indexOf = (run, step) => Math.max(0, before(run.columns.step, step + 0.5));
-const placeOf = (run, key, step) => run.x[key][indexOf(run, step)];
+const placeOf = (run, key, step) => key === "step" ? step : run.x[key][indexOf(run, step)];
 
 // ---- Lines ----
 const means = new Map();

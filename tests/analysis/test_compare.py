@@ -1,11 +1,10 @@
-"""Groups of runs and verdicts: by Welch's and Holm's formulas, by hand, and as a user sees them."""
+"""Groups of runs and verdicts: by chance, by hand, and as a user sees them."""
 
 import json
 import math
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from analysis import compare, groups
 from analysis.groups import find_differences, group_runs, judge
@@ -36,35 +35,11 @@ def test_at_most_6_percent_of_runs_that_differ_by_their_seed_alone_are_told_apar
     assert decided <= 60
 
 
-def welch(low: np.ndarray, high: np.ndarray, level: float) -> tuple[float, float, float]:
-    """Return p and the interval by Welch's formulas."""
-    parts = [values.var(ddof=1) / len(values) for values in (low, high)]
-    freedom = sum(parts) ** 2 / sum(
-        part**2 / (len(values) - 1) for part, values in zip(parts, (low, high), strict=True)
-    )
-    difference = high.mean() - low.mean()
-    error = math.sqrt(sum(parts))
-    half = stats.t.ppf(1 - level / 2, freedom) * error
-    return 2 * stats.t.sf(difference / error, freedom), difference - half, difference + half
-
-
-def test_verdicts_are_those_of_welch_and_holm():
-    values = {
-        "c": np.array([3.12, 3.13, 3.11, 3.125]),
-        "a": np.array([3.0, 3.01, 2.99, 3.005]),
-        "b": np.array([3.08, 3.13, 3.05, 3.12]),
-    }
-    verdicts = judge(values, "nats")
-    pairs = [(verdict.better, verdict.worse) for verdict in verdicts]
-    assert pairs == [("a", "c"), ("a", "b"), ("b", "c")]
-    for verdict, count in zip(verdicts, (3, 2, 1), strict=True):
-        p, low, high = welch(values[verdict.better], values[verdict.worse], 0.05 / count)
-        assert (verdict.p, verdict.low, verdict.high) == pytest.approx((count * p, low, high))
-        assert (verdict.low > 0) == (verdict.p < 0.05)
-    assert "(95%: " in verdicts[0].words and "Not decided: " in verdicts[2].words
+def test_a_verdict_depends_on_the_other_pairs_and_says_when_it_is_none():
     doubtful = {"a": [1.0, 1.1], "b": [1.2, 1.31], "c": [1.5, 1.58]}  # a and c alone have p = 0.02
     verdicts = judge({name: np.array(losses) for name, losses in doubtful.items()}, "nats")
     assert min(verdict.p for verdict in verdicts) > 0.05
+    assert all(verdict.words.startswith("Not decided: ") for verdict in verdicts)
 
 
 @pytest.mark.filterwarnings("ignore:Precision loss")
@@ -115,7 +90,10 @@ def test_logs_are_compared_by_step_and_have_no_settings_that_differ(tmp_path):
     runs = compare.read_runs("a*,b", tmp_path)
     comparison = groups.compare(group_runs([log, *runs]))
     assert comparison.differences == {"N_LAYER": {"a": "3/4", "b": "3"}}
-    assert comparison.sentences[:2] == ["They differ in N_LAYER (3/4, 3).", groups.UNKNOWN_TEXT]
+    assert comparison.sentences[:2] == [
+        "They differ in N_LAYER: 3/4 (a), 3 (b).",
+        groups.UNKNOWN_TEXT,
+    ]
     assert find_differences(group_runs([log, runs[0]])) == {}
 
 
@@ -137,7 +115,7 @@ def test_one_seed_and_one_seed_twice_decide_nothing(tmp_path):
         write_run(tmp_path / name, 3.0, SEED=seed)
     comparison = groups.compare(group_runs(compare.read_runs("*", tmp_path)))
     assert comparison.verdicts == []
-    assert "difference from noise: b, c. Train again" in comparison.sentences[-1]
+    assert "difference from noise: b, c. Train each" in comparison.sentences[-1]
 
 
 GOLDEN = """\
@@ -154,7 +132,7 @@ seeds each.
 Not decided: muon is ahead of wide by 0.025 nats per token (95%: -0.0949 to 0.145; Welch's test, p =
 0.64). With these seeds, a difference below 0.12 would not show. This one would take at least 5
 seeds each.
-They differ in OPTIMIZER (muon, adamw, muon).
+They differ in OPTIMIZER: muon (base, wide), adamw (muon).
 """
 
 
@@ -187,10 +165,13 @@ def test_the_screen_is_as_documented(runs, capsys):
 
 def test_json_has_the_numbers(runs, capsys, monkeypatch):
     monkeypatch.setenv("JSON", "1")
-    monkeypatch.setenv("RUNS", "[bc]*,muon*,base-seed1")
+    monkeypatch.setenv("RUNS", "[bc]*, muon*,base-seed1,")
     assert compare.main() == 0
-    verdict = json.loads(capsys.readouterr().out)["verdicts"][0]
+    comparison = json.loads(capsys.readouterr().out)
+    verdict = comparison["verdicts"][0]
     assert (verdict["better"], verdict["difference"]) == ("muon", pytest.approx(0.05))
+    losses = next(iter(comparison["losses"].values()))
+    assert losses["muon"] == pytest.approx([3.9, 3.91, 3.92])
 
 
 def test_the_figure_is_a_file_of_one_of_three_kinds(runs, capsys, monkeypatch):
@@ -200,7 +181,9 @@ def test_the_figure_is_a_file_of_one_of_three_kinds(runs, capsys, monkeypatch):
     assert (runs / "new" / "loss.pdf").read_bytes().startswith(b"%PDF")
 
 
-@pytest.mark.parametrize(("names", "code"), [("", 64), ("base-seed1,none*", 64), ("damaged", 78)])
+@pytest.mark.parametrize(
+    ("names", "code"), [("", 64), ("base-seed1,,a", 64), ("none*", 64), ("damaged", 78)]
+)
 def test_what_cannot_be_compared_is_named(runs, capsys, monkeypatch, names, code):
     (runs / "damaged").mkdir()
     (runs / "damaged" / "metrics.jsonl").write_text("{}")
@@ -210,7 +193,7 @@ def test_what_cannot_be_compared_is_named(runs, capsys, monkeypatch, names, code
     (runs / "empty.log").write_text("no step")
     with pytest.raises(RunError, match="no step with a number"):
         compare.read_runs("empty.log", runs)
-    with pytest.raises(SettingsError, match="make runs lists the runs"):
+    with pytest.raises(SettingsError, match="Must be names or paths of runs or logs"):
         compare.read_runs("compare", runs)
     write_run(runs / "compare" / "base-seed1", 3.0)
     with pytest.raises(SettingsError, match="Two runs have the same name"):

@@ -17,9 +17,9 @@ def drawn(monkeypatch):
     figures = []
     save = Figure.savefig
 
-    def savefig(self, path):
+    def savefig(self, *args, **options):
         figures.append(self)
-        save(self, path)
+        save(self, *args, **options)
 
     monkeypatch.setattr(Figure, "savefig", savefig)
     return figures
@@ -42,7 +42,7 @@ def test_a_run_is_drawn_raw_and_smooth_with_its_evaluations(tmp_path, drawn):
     smooth_line, raw_line = (line for line in by_time.lines if len(line.get_xdata()) == 90)
     np.testing.assert_array_equal(smooth_line.get_ydata(), smooth(loss, 5))
     np.testing.assert_array_equal(raw_line.get_ydata(), loss)
-    assert axes["Gradient norm before clipping", "step"].get_yscale() == "log"
+    assert axes["Gradient norm before clipping (logarithmic)", "step"].get_yscale() == "log"
     assert axes["Throughput (tokens/s, whole job)", "step"].get_ylim()[0] == 0
 
 

@@ -4,6 +4,7 @@ import gzip
 import math
 
 import pytest
+from numpy.testing import assert_array_equal
 
 from analysis.logs.runs import read_log
 
@@ -43,7 +44,13 @@ def test_nan_and_inf_stay_and_an_unknown_value_is_neither(read):
     (run,) = read("".join(llmc(step, 100, loss) for step, loss in enumerate(losses, 1))).runs
     loss = run.columns["loss"].tolist()
     assert [math.isnan(value) for value in loss] == [False, True, False, True, True]
-    assert loss[2] == math.inf and run.loss_not_finite.tolist() == [False, True, True, True, False]
+    assert loss[2] == math.inf and run.is_not_finite("loss").tolist() == [
+        False,
+        True,
+        True,
+        True,
+        False,
+    ]
     assert "mfu" not in run.not_finite and math.isnan(run.columns["mfu"][0])  # -100.0%
 
 
@@ -78,7 +85,7 @@ def test_a_restart_is_told_from_a_new_run(read, first, then, lost):
     (run,) = log.runs
     assert run.columns["step"].tolist() == before[: len(before) - lost] + again
     assert run.columns["loss"].tolist()[-len(again) :] == [3.0] * len(again)
-    assert run.lost_steps == lost
+    assert (f"{lost} step lines lost" in "".join(run.remarks)) is (lost > 0)
     assert [event["step"] for event in run.events] == [then[0]] * (lost > 0)
 
 
@@ -112,6 +119,8 @@ def test_the_lowest_rank_counts_and_pods_are_runs_of_their_own(read):
     assert log.notes == ["10 lines of higher ranks were left out: the lowest rank counts"]
     log = read("".join(f"[pod/{p}/trainer] {llmc(s)}" for s in steps for p in ("a-0", "b-0")))
     assert steps_of(log) == [[*steps], [*steps]]
+    (run,) = read(lines(llmc, 0, 19) + lines(lambda step: f"[rank0]: {llmc(step)}", 20, 29)).runs
+    assert run.steps == 30  # the same process, with a prefix since a restart
     prefixes = ["[rank0]: ", "[rank3]:[W] c10d warns."]  # the other process is rank 3
     log = read("".join(prefixes[s % 2] + llmc(s) for s in range(2, 7)))
     assert steps_of(log) == [[2, 3, 4, 5, 6]]
@@ -125,9 +134,9 @@ def test_evaluations_belong_to_their_run_and_what_a_restart_undid_is_gone(read):
     log = read(
         lines(nanogpt, 500, 520)
         + evaluation(520, 9.0)
+        + evaluation(510, 8.0)
         + evaluation(500, 7.0)
         + lines(nanogpt, 510, 520, 3.25)
-        + evaluation(510, 8.0)
     )
     assert evals_of(log) == [{500: 7.0, 510: 8.0}]
 
@@ -151,7 +160,7 @@ def test_hugging_face_prints_no_step_but_its_bar_does(read):
     text += "\r{'eval_loss': 1.75, 'eval_runtime': 2.5, 'epoch': 3.0}\n"
     (run,) = read(text + "{'train_runtime': 9.5, 'train_loss': 2.0, 'epoch': 3.0}\n").runs
     assert run.columns["step"].tolist() == [10, 20, 30]
-    assert run.loss_not_finite.tolist() == [False, True, False]
+    assert run.is_not_finite("loss").tolist() == [False, True, False]
     assert run.state == "complete at step 30"
     assert run.evals[-1].items() >= {"step": 30, "val_loss": 1.75, "eval_s": 2.5}.items()
 
@@ -160,6 +169,7 @@ def test_hugging_face_prints_no_step_but_its_bar_does(read):
     ("clock", "started"),
     [
         ("2026-01-02T03:04:05.5Z ", 1767323045.5),
+        ("2026-01-02 03:04:05,500 ", 1767323045.5),
         ("01/02/2026 03:04:05 ", 1767323045.0),
         ("Fri Jan  2 03:04:05 2026\n", 1767323045.0),
         ("2026-02-31 03:04:05 ", None),
@@ -170,8 +180,30 @@ def test_a_run_starts_at_its_first_clock_or_the_last_one_before(read, clock, sta
     assert (run.started == started) == (started is not None)
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("[pod/run-0-x7k2p/trainer] 2026-01-02T03:04:05.678901234Z ", "\n"),
+        ("[default0]:[rank0]:", "\n"),
+        ("2026-01-02 03:04:05,678 - train - INFO - ", "\n"),
+        ("0: ", "\r\n"),
+        ("\x1b[32m\x1b[1m", "\x1b[0m\n"),
+        ("[32m[1mINFO[0m - ", "\n"),
+        (" 22%|##8       | 10/45 [00:10<00:35,  1.00s/it]\r", "\n"),
+        (" 22%|##8       | 10/45 [00:10<00:35,  1.00s/it]", "\n"),
+    ],
+)
+def test_a_wrapper_changes_no_number(read, before, after):
+    text = lines(llmc, 500, 510) + lines(llmc, 505, 512)
+    (plain,) = read(text).runs
+    (run,) = read("".join(f"{before}{line}{after}" for line in text.splitlines())).runs
+    assert run.remarks == plain.remarks
+    for name in plain.columns.keys() - {"time"}:
+        assert_array_equal(run.columns[name], plain.columns[name])
+
+
 def test_odd_files(tmp_path):
-    text = "Überschrift ☃\r\n\x1b[32m" + lines(nanogpt, 1, 5000).replace("\n", "\x1b[0m\r\n")
+    text = "Überschrift ☃\n" + lines(nanogpt, 1, 5000)
     packed = gzip.compress(text.encode())
     for content, count in (
         (text.encode("utf-16"), 5000),

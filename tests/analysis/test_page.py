@@ -2,8 +2,7 @@
 
 import base64
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.energy.result import Samples
 from analysis.page.build import write_page
 from analysis.runs import Run, read_run
 from analysis.summary import find_window, smooth
@@ -21,6 +19,7 @@ from settings.config import Config
 from tests.analysis import made_runs
 from tests.analysis.made_runs import START, write_run
 from tests.browser import Browser, needs_chromium
+from tests.running import wait_until
 
 pytestmark = needs_chromium
 
@@ -48,14 +47,6 @@ def make_run(name: str = "d16", n: int = 1000, lower: float = 0.0, **facts: Any)
     }
     evals = [made_runs.make_eval(n // 2, 3.125 - lower)]
     return made_runs.make_run(name, list(loss), evals, columns=columns, **facts)
-
-
-def wait(is_done: Callable[[], bool]) -> None:
-    for _ in range(1000):
-        if is_done():
-            return
-        time.sleep(0.02)
-    pytest.fail("nothing happened in 20 s")
 
 
 class Page(Browser):
@@ -140,6 +131,17 @@ def test_the_pointer_and_the_text_alternative_say_what_was_recorded(page):
         assert place == f"step {step} · {step * 524288:,} tokens · {minutes:.2f} min"
         assert values == f"{loss[step - 1]:.9g} mean {smooth(loss, 21)[step - 1]:.6g}"
         assert others == notes.get(step, [])
+    page.draw(make_run(loss_is="a running mean"))
+    assert " mean " not in page.look(LOSS, 600)[1]
+    page.select("window", "51")
+    mean = smooth(make_run().columns["loss"], 51)[599]
+    assert page.look(LOSS, 600)[1].endswith(f" mean {mean:.6g}")
+
+
+def test_each_chart_has_a_text_alternative(page):
+    run = make_run()
+    loss = run.columns["loss"]
+    page.draw(run)
     labels = page.value("charts.filter(c => !c.box.hidden).map(c => c.canvas.ariaLabel)")
     assert len(labels) == len(page.texts(".panel")) == 5
     assert labels[0].startswith(f"{LOSS}. step from 0 to 1000. d16: {loss[0]:.5g} at 1 to ")
@@ -170,21 +172,13 @@ def test_the_address_keeps_the_view(page):
     view, ranges = page.value("view"), page.chart(LOSS, RANGES)
     page.value("window.isOld = true")
     page.call("Page.reload")
-    wait(lambda: page.value("!window.isOld && document.documentElement?.dataset.ready"))
+    wait_until(lambda: page.value("!window.isOld && document.documentElement?.dataset.ready"))
     assert page.value("view") == view and view["hidden"] == ["d24"]
     assert page.chart(LOSS, RANGES) == ranges
     assert page.value("document.querySelector('[data-view=window]').value") == "51"
     page.value('location.hash = "%7B%22zoom%22:{%22step%22:3},%22hidden%22:{}}"')  # not one of ours
-    wait(lambda: page.value("view.hidden") == [])
+    wait_until(lambda: page.value("view.hidden") == [])
     assert page.chart(LOSS, RANGES)[:2] == [0, 1000]
-
-
-def test_smoothing_works_on_a_loss_that_is_a_mean_already(page):
-    run = make_run(loss_is="a running mean")
-    page.draw(run)
-    assert " mean " not in page.look(LOSS, 600)[1]
-    page.select("window", "51")
-    assert page.look(LOSS, 600)[1].endswith(f" mean {smooth(run.columns['loss'], 51)[599]:.6g}")
 
 
 def test_a_spike_does_not_widen_the_range_unless_wanted(page):
@@ -228,7 +222,7 @@ def test_a_tap_shows_values_on_a_phone_and_nothing_is_too_wide(page):
     page.value("onpointerout = () => window.hasLeft = true")
     page.call("Input.dispatchTouchEvent", type="touchStart", touchPoints=[{"x": x, "y": y}])
     page.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
-    wait(lambda: page.value("window.hasLeft"))
+    wait_until(lambda: page.value("window.hasLeft"))
     assert " d24" in page.chart(LOSS, "c.tip.checkVisibility() && c.tip.innerText")
     assert page.value("document.documentElement.scrollWidth") == 390
     assert page.value("document.querySelector('.controls').offsetHeight") <= 60
@@ -236,18 +230,18 @@ def test_a_tap_shows_values_on_a_phone_and_nothing_is_too_wide(page):
 
 
 def test_a_chart_is_saved_as_csv_svg_and_png(page):
-    runs = [make_run(), make_run("d24", lower=1.0)]
+    runs = [make_run(), make_run('d"<24', lower=1.0)]
     page.draw(*runs)
     page.value("update({zoom: {step: [100, 110]}})")
     folder = page.path.parent
     page.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
     page.chart(LOSS, "[...c.box.querySelectorAll('button')].forEach(button => button.click())")
-    wait(lambda: len(list(folder.glob("loss_by_step.?[svn]?"))) == 3)
+    wait_until(lambda: len(list(folder.glob("loss_by_step.?[svn]?"))) == 3)
     head, *rows = (folder / "loss_by_step.csv").read_text().splitlines()
     assert head == "run,step,value,smoothed,lowest,highest" and len(rows) == 22
-    assert rows[-1].startswith(f'"d24",110,{runs[1].columns["loss"][109]},')
+    assert rows[-1].startswith(f'"d""<24",110,{runs[1].columns["loss"][109]},')
     drawing = (folder / "loss_by_step.svg").read_text()
-    assert f">{LOSS}</text>" in drawing and ">d24</text>" in drawing
+    assert f">{LOSS}</text>" in drawing and '>d"&#60;24</text>' in drawing
     assert (folder / "loss_by_step.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -256,7 +250,7 @@ def test_without_javascript_there_are_the_picture_and_the_numbers(page):
     write_page(page.path, [make_run(), make_run("d24", lower=1.0)])
     page.call("Emulation.setScriptExecutionDisabled", value=True)
     page.call("Page.navigate", url=page.path.as_uri())
-    wait(lambda: page.value("document.querySelector('noscript img')?.naturalWidth") == 1)
+    wait_until(lambda: page.value("document.querySelector('noscript img')?.naturalWidth") == 1)
     assert page.texts(".controls, .legend") == []
     assert "2.1250" in page.texts("#runs tbody tr")[1]
     page.call("Emulation.setScriptExecutionDisabled", value=False)
@@ -265,11 +259,14 @@ def test_without_javascript_there_are_the_picture_and_the_numbers(page):
 def test_paper_is_light_and_has_no_controls(page):
     page.draw(make_run())
     page.select("theme", "dark")
-    for event, media, ground in (("before", "print", "252, 253"), ("after", "", "21, 26")):
-        page.value(f"dispatchEvent(new Event('{event}print'))")
-        page.call("Emulation.setEmulatedMedia", media=media)
-        assert ground in page.value("getComputedStyle(document.body).backgroundColor")
-        assert bool(page.texts(".controls")) is (media == "")
+    ground = "getComputedStyle(document.body).backgroundColor"
+    dark = page.value(ground)
+    page.value("dispatchEvent(new Event('beforeprint'))")
+    page.call("Emulation.setEmulatedMedia", media="print")
+    assert "252, 253" in page.value(ground) and page.texts(".controls") == []
+    page.value("dispatchEvent(new Event('afterprint'))")
+    page.call("Emulation.setEmulatedMedia", media="")
+    assert page.value(ground) == dark
 
 
 def test_a_page_says_what_was_trained_and_what_words_mean(page):
@@ -279,7 +276,7 @@ def test_a_page_says_what_was_trained_and_what_words_mean(page):
     evals = [*run.evals, made_runs.make_eval(20, 3.5, full=True, compressed_bpb={"xz -9": 1.698})]
     page.draw(replace(run, evals=evals, goodput=Goodput(seconds, {}, 0, 0, 2)))
     (header,) = page.texts("header")
-    for words in ("M parameters", "8 x H100", "abc123", "1.698", "3.5000", "20,000", "2023-11-14"):
+    for words in ("abc123", "1.698", "3.5000"):
         assert words in header
     widths = page.value("[...document.querySelectorAll('.bar span')].map(e => e.offsetWidth)")
     assert widths[0] == pytest.approx(3 * sum(widths[1:]), rel=0.01)
@@ -302,7 +299,8 @@ def test_samples_of_the_gpus_are_under_the_same_axis(page):
     run = make_run()
     times = START + 30 * np.arange(10)
     watts = 500.0 + np.arange(10)
-    samples = Samples(2, times, watts, watts - 50, watts + 50, np.arange(10) / 8, None, None)
+    samples = {"time": times, "power_w": watts, "energy_kwh": np.arange(10) / 8}
+    samples |= {"power_low_w": watts - 50, "power_high_w": watts + 50, "in_mb_s": times * np.nan}
     page.draw(replace(run, samples=samples))
     step = np.interp(times[4], run.columns["time"], run.columns["step"])
     assert page.look("Power per GPU", step)[1] == "504 (454 to 554)"

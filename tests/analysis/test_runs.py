@@ -43,7 +43,7 @@ def test_columns_are_the_records_by_key_with_nan_where_one_is_silent(tmp_path):
         ("later_key", [nan, 7.0, nan]),  # of a later version
     ):
         assert_array_equal(run.columns[name], expected)
-    assert "host" not in run.columns and run.loss_not_finite.tolist() == [False, True, False]
+    assert "host" not in run.columns and run.is_not_finite("loss").tolist() == [False, True, False]
     assert not read_run(write_record(tmp_path / "s", [step(1)])).not_finite
 
 
@@ -60,7 +60,7 @@ def test_what_a_run_went_back_past_is_dropped_although_not_yet_repeated(tmp_path
     ]
     again = [go_back(2, event), step(3, 3.5), evaluation(3, 3.6), evaluation(3, 3.7, full=True)]
     run = read_run(write_record(tmp_path, first + again))
-    assert run.columns["loss"].tolist() == [5.0, 4.0, 3.5] and run.lost_steps == 2
+    assert run.columns["loss"].tolist() == [5.0, 4.0, 3.5]
     assert [(each["step"], each["val_loss"]) for each in run.evals] == [
         (2, 4.1),
         (3, 3.6),
@@ -99,7 +99,6 @@ def test_training_time_sums_the_steps_that_count(tmp_path):
     records += [step(2, step_ms=30000.0), step(3, step_ms=None), step(4, step_ms=15000.0)]
     run = read_run(write_record(tmp_path, records))
     assert_array_equal(run.columns["minutes"], [1.0, 1.5, math.nan, 1.75])
-    assert [run.minutes_at(number) for number in (0, 1, 3, 9)] == [0.0, 1.0, 1.5, 1.75]
 
 
 def test_settings_give_the_peak_rate_and_the_last_step(tmp_path):
@@ -143,10 +142,11 @@ def test_a_run_that_cannot_be_read_is_refused_with_what_to_do(tmp_path):
         assert str(tmp_path / name) in str(error.value)
         return str(error.value)
 
-    assert "train it first, for example with `make train RUN_NAME=absent`" in refuse("absent")
-    write_record(tmp_path / "empty", [START_RECORD])
-    assert "has no step" in refuse("empty")
-    assert f"choose another run; {tmp_path} has empty" in refuse("absent")
+    assert "`make train RUN_NAME=absent` trains this one" in refuse("absent")
+    path = write_record(tmp_path / "empty", [START_RECORD]) / "metrics.jsonl"
+    assert "has not taken its first step" in refuse("empty")
+    path.write_text("{}\n")
+    assert "restore the file from a copy" in refuse("empty")
     (write_record(tmp_path / "broken", [step(1)]) / "config.json").write_text(
         '{"settings": {"LEARN'
     )
