@@ -6,13 +6,15 @@
     records -> claims (seconds before a record, category) -> sums by category
                                                           -> intervals (analysis/energy)
 
-Within an attempt, time is the difference of mono_s, so setting the clock changes nothing. Between attempts, which may be
-on two machines, it is the wall clock's and never negative. A record claims the seconds that it reports, at most those
-that have passed and are not claimed yet; what no record claims is `other`. Training and data wait of a step that the
-run goes back past become lost work, as does a step whose update was skipped. An evaluation stays one. What an attempt
-did after its last record is down time, because nothing shows it. The time between the end of a run that was done and
-the start of another attempt, which trains it further, belongs to neither. The first step of an attempt, with everything that it
-sets up, is training. Standard library only.
+Within an attempt, which `attempt` numbers, time is the difference of mono_s, so setting the clock
+changes nothing. Between attempts, which may be on two machines, it is the wall clock's and never
+negative. A record claims the seconds that it reports, at most those that have passed and are not
+claimed yet; what no record claims is `other`. Training and data wait of a step that the run goes
+back past become lost work, as does a step whose update was skipped. An evaluation stays one. What
+an attempt did after its last record is down time, because nothing shows it. The time between the
+end of a run that was done and the start of another attempt, which trains it further, belongs to
+neither. The first step of an attempt, with everything that it sets up, is training. Standard
+library only.
 """
 
 import dataclasses
@@ -43,7 +45,6 @@ CLAIMS = {
     "sync": {"exchange": "stall_s"},
     "rollback": {"exchange": "stall_s", "checkpoint": "seconds"},
 }
-ANNOUNCES = ("start", "resume")
 SET_S = 0.01  # a wall clock that moved that much against the monotonic one was set
 
 
@@ -81,37 +82,23 @@ class Goodput:
 
     def summary(self) -> str:
         """Return one line for the console, without what rounds to 0:00."""
+        phases = []
+        for phase, seconds in self.start_up.items():
+            if round(seconds):
+                phases.append(f"{phase} {duration(seconds)}")
+        details = {
+            "start_up": ", ".join(phases),
+            "lost_work": f"{self.lost_steps:,} steps lost, {self.skipped_steps:,} skipped",
+            "down": f"{self.attempts:,} attempts",
+        }
         parts = []
         for category, name in CATEGORIES.items():
             seconds = self.seconds[category]
             if round(seconds):
-                parts.append(f"{name} {duration(seconds)}{self.detail(category)}")
+                detail = f" ({details[category]})" if details.get(category) else ""
+                parts.append(f"{name} {duration(seconds)}{detail}")
         head = f"goodput {100 * self.goodput:.1f}% of {duration(self.wall_s)}"
         return f"{head}: {', '.join(parts)}" if parts else head
-
-    def detail(self, category: str) -> str:
-        """Return what there is to add to a category, in parentheses; or nothing."""
-        details = {
-            "start_up": [
-                f"{phase} {duration(seconds)}"
-                for phase, seconds in self.start_up.items()
-                if round(seconds)
-            ],
-            "lost_work": [
-                *count_steps(self.lost_steps, "lost"),
-                *count_steps(self.skipped_steps, "skipped"),
-            ],
-            "down": [f"{self.attempts:,} attempts"],
-        }
-        parts = ", ".join(details.get(category, []))
-        return f" ({parts})" if parts else ""
-
-
-def count_steps(count: int, fate: str) -> list[str]:
-    if count == 0:
-        return []
-    steps = "step" if count == 1 else "steps"
-    return [f"{count:,} {steps} {fate}"]
 
 
 @dataclasses.dataclass
@@ -121,7 +108,6 @@ class Attempt:
     Attributes:
         begin, end: seconds on its clock, from its process's start to its last record.
         down_s: seconds between the attempt before and this one; 0 if that one was done.
-        is_monotonic: its records have mono_s. Otherwise, begin and end are Unix seconds.
         number: its place in config.json.
         offsets: Unix seconds minus those of its monotonic clock, one for each time that the wall
             clock was set.
@@ -130,9 +116,7 @@ class Attempt:
     begin: float
     end: float
     down_s: float
-    is_monotonic: bool
-    number: int | None = None
-    host: str | None = None
+    number: int | None
     world_size: int | None = None
     offsets: list[float] = dataclasses.field(default_factory=list)
 
@@ -181,7 +165,6 @@ class Timeline:
         self.lost_steps = 0
         self.skipped_steps = 0
         self.time = 0.0  # of the last record, in Unix seconds
-        self.is_announced = False  # whether this attempt has its start or resume
         self.is_done = False  # whether the last record says that the run was done
 
     def steps(self) -> list[Claim]:
@@ -192,15 +175,12 @@ class Timeline:
         """Take the next record."""
         event = record["event"]
         phases = phases_of(record)
-        if self.begins_attempt(record):
+        if not self.attempts or record.get("attempt") != self.attempts[-1].number:
             if event == "gap":  # written before the attempt is ready, and the next record begins it
                 return
             self.begin_attempt(record, sum(phases.values()))
-        else:
-            self.pass_time(record)
-        self.note(record)
+        self.pass_time(record)
 
-        self.is_announced |= event in ANNOUNCES
         for phase, seconds in phases.items():
             self.start_up[phase] += self.claim("start_up", seconds)
         if event in GOES_BACK:
@@ -214,52 +194,28 @@ class Timeline:
         for category, key in CLAIMS.get(event, {}).items():
             self.claim(category, number(record, key))
 
-    def begins_attempt(self, record: Record) -> bool:
-        """Return whether this is the first record of an attempt; old ones do not say of which."""
-        if not self.attempts:
-            return True
-        if self.is_announced and record["event"] in ANNOUNCES:
-            return True
-        last = self.attempts[-1].number
-        return last is not None and record.get("attempt", last) != last
-
     def begin_attempt(self, record: Record, start_up_s: float) -> None:
         """Take an attempt's first record. Its process began earlier by the start-up that it reports."""
-        now = record.get("mono_s")
-        is_monotonic = now is not None
-        if now is None:
-            now = record["time"]
+        now = number(record, "mono_s")
         down_s = 0.0
         if self.attempts and not self.is_done:
             down_s = max(0.0, record["time"] - start_up_s - self.time)
-        self.attempts.append(Attempt(now - start_up_s, now, down_s, is_monotonic))
+        self.attempts.append(Attempt(now - start_up_s, now, down_s, record.get("attempt")))
         self.unclaimed = start_up_s
-        self.is_announced = False
 
     def pass_time(self, record: Record) -> None:
-        """Add the time since the record before, of the same attempt."""
+        """Add the time since the record before, and keep what this one says of its attempt."""
         attempt = self.attempts[-1]
-        mono_s = record.get("mono_s")
-        passed = record["time"] - self.time
-        if attempt.is_monotonic and mono_s is not None:
-            passed = mono_s - attempt.end
-        passed = max(0.0, passed)
+        mono_s = number(record, "mono_s") or attempt.end
+        passed = max(0.0, mono_s - attempt.end)
         self.unclaimed += passed
         attempt.end += passed
-
-    def note(self, record: Record) -> None:
-        """Keep what a record says of its attempt."""
         self.time = record["time"]
         self.is_done = record.get("reason") == "done"
-        attempt = self.attempts[-1]
-        attempt.number = record.get("attempt", attempt.number)
-        attempt.host = record.get("host", attempt.host)
         attempt.world_size = record.get("world_size", attempt.world_size)
-        mono_s = record.get("mono_s")
-        if attempt.is_monotonic and mono_s is not None:
-            offset = record["time"] - mono_s
-            if not attempt.offsets or abs(offset - attempt.offsets[-1]) > SET_S:
-                attempt.offsets.append(offset)
+        offset = self.time - mono_s
+        if not attempt.offsets or abs(offset - attempt.offsets[-1]) > SET_S:
+            attempt.offsets.append(offset)
 
     def add_step(self, record: Record) -> None:
         step = record["step"]
