@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hardware.model_size import parameters
-from record.durable import read_object
 from record.exit_codes import BAD_DATA
 from record.goodput import Goodput, Timeline
 from record.metrics import GOES_BACK, STEP_KEYS, Record, RecordReader
 from record.run_paths import RunPaths
 from settings.config import SETTINGS, Config, build_config
+from settings.json_file import read_object
 
 if TYPE_CHECKING:  # analysis.energy reads runs
     from analysis.energy.result import Energy

@@ -26,12 +26,12 @@ from plan.hours import Pace, time_of, waiting_s
 from plan.measured import Probe, cpu_name, of_card, read
 from plan.network.traffic import syncs
 from plan.speed import speed
-from record.durable import read_object
 from record.goodput import phases_of
 from record.metrics import RecordReader
 from record.run_paths import RunPaths
 from settings import SettingsError
 from settings.config import SETTINGS, Config
+from settings.json_file import read_object
 from train.data.sources.source import CorpusError
 
 # What a start record calls the parts of a start-up (train/assemble.py), and the phase of STATUS.json in that time.

@@ -48,8 +48,6 @@ import errno
 import io
 import json
 import logging
-import math
-import mmap
 import os
 import socket
 import time
@@ -57,9 +55,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from record.durable import parse_object
 from record.locks import RunFolderError
 from record.run_paths import RunPaths
+from settings.json_file import parse_object
 
 log = logging.getLogger(__name__)
 
@@ -240,30 +238,6 @@ class RecordReader:
         return records
 
 
-def find_last_number(path: Path, key: str) -> float | None:
-    """Search a record from its end for a number under a key; None without one, or if it cannot be read.
-
-    To read a long record from its start takes a second.
-    """
-    name = f'"{key}"'.encode()
-    if not path.is_file():
-        return None
-    with (
-        contextlib.suppress(OSError, ValueError),  # ValueError: the file is empty
-        open(path, "rb") as file,
-        mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as text,
-    ):
-        place = text.rfind(name)
-        while place >= 0:
-            start = text.rfind(b"\n", 0, place) + 1
-            with contextlib.suppress(ValueError):  # a line that is torn or damaged
-                value: Any = parse_object(text[start : text.find(b"\n", place)]).get(key)
-                if is_number(value):
-                    return float(value)
-            place = text.rfind(name, 0, start)
-    return None
-
-
 def parse_record(line: bytes) -> Record:
     """Return the record of a line. Raises ValueError, which says what is wrong with the line."""
     record = parse_object(line)
@@ -307,18 +281,12 @@ def is_number(value: Any, largest: float = LARGEST_NUMBER) -> bool:
 
 def to_json(record: Mapping[str, Any]) -> str:
     """Return one line of metrics.jsonl, without its end."""
-    return json.dumps(replace_nonfinite(record), allow_nan=False)
+    return json.dumps(replace_nonfinite(record))
 
 
 def replace_nonfinite(value: Any) -> Any:
-    """Return the same with None for every number, at any depth, that is NaN or infinite."""
-    if isinstance(value, Mapping):
-        return {key: replace_nonfinite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [replace_nonfinite(inner) for inner in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+    """Return a value of JSON with null for every number, at any depth, that is NaN or infinite."""
+    return json.loads(json.dumps(value), parse_constant=lambda name: None)
 
 
 def to_console(record: Mapping[str, Any], last_step: int, is_short: bool = False) -> str:

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from record.durable import make_printable, read_object, write_whole
+from record.durable import make_printable, write_whole
 from record.exit_codes import BAD_DATA, BAD_SETTING, INTERRUPTED, OTHER, STOPPED
 from record.locks import (
     HOLDER,
@@ -34,10 +34,11 @@ from record.locks import (
     read_holder,
     read_stage,
 )
-from record.metrics import RecordReader, find_last_number, is_number
+from record.metrics import RecordReader, is_number
 from record.run_paths import RunPaths
 from settings import ROOT, SettingsError
 from settings.config import Config
+from settings.json_file import read_object
 from settings.resolve import show_path
 
 log = logging.getLogger(__name__)
@@ -46,9 +47,9 @@ FAILED = ("refused", "crashed")
 OVER = ("stopped", "done", *FAILED)
 BEAT_S = 1.0  # at most one heartbeat in this time
 LONGEST_WHY = 300  # characters
+# What a run knows of itself, across attempts; step_s and save_s are the seconds that a step and a save took.
+KNOWN = ("step", "loss", "val_loss", "step_s", "save_s")
 LAST_BYTES = 2**20  # of a record: some thousand steps
-DOCUMENTS = 8  # of a skipped step that are shown
-LINE = 200  # characters of each
 
 
 class StopError(Exception):
@@ -121,10 +122,9 @@ class Status:
 
 
 def of_run(c: Config, paths: RunPaths, active: bool) -> Status:
-    """Return a run's status with what the last attempt knew, until this one knows better: step, loss, and the seconds
-    that a step and a save took."""
+    """Return a run's status with what the last attempt knew, until this one knows better."""
     last = read(paths.status)
-    known = {key: last[key] for key in ("step", "loss", "step_s", "save_s") if key in last}
+    known = {key: last[key] for key in KNOWN if key in last}
     return Status(
         paths.status,
         active,
@@ -153,7 +153,7 @@ def recall(metrics: Path) -> dict[str, Any]:
     with contextlib.suppress(OSError):
         for record in RecordReader(metrics, LAST_BYTES).read_new():
             state |= {"phase": "training", "heartbeat": record["time"]}
-            state |= {key: record[key] for key in ("host", "step", "loss") if key in record}
+            state |= {key: record[key] for key in ("host", *KNOWN) if key in record}
             if record["event"] == "end":
                 state["phase"] = record.get("reason", "done")
     return state
@@ -223,10 +223,11 @@ def describe_results(paths: RunPaths) -> str:
     if is_closed(paths):
         return ""
     words = []
-    loss = find_last_number(paths.metrics, "val_loss")
-    if loss is not None:
+    state, _ = look_up(paths)
+    loss = state.get("val_loss")
+    if is_number(loss):
         words.append(f"validation {loss:.4f}")
-    heartbeat = look_up(paths)[0].get("heartbeat")
+    heartbeat = state.get("heartbeat")
     if is_number(heartbeat):
         words.append(time.strftime("%Y-%m-%d", time.localtime(heartbeat)))
     size = 0
@@ -245,33 +246,6 @@ def describe_wandb(paths: RunPaths) -> str:
     if not where and state.get("mode") == "offline" and any(paths.wandb.glob("offline-run-*")):
         where = f"offline. To upload it: {sync_command(paths)}"
     return f"\n{'':30} W&B: {where}" if where else ""
-
-
-def describe_skip(paths: RunPaths) -> str:
-    """Return lines on the text of the last step that was skipped, if the end of the record has one; else ""."""
-    skip: dict[str, Any] = {}
-    with contextlib.suppress(OSError):
-        for record in RecordReader(paths.metrics, LAST_BYTES).read_new():
-            if record["event"] == "skip":
-                skip = record
-    documents = skip.get("documents")
-    if not isinstance(documents, list) or not documents:
-        return ""
-    lines = [f"step {skip['step']} was skipped ({skip.get('reason')}). Its text:"]
-    lines += [describe_document(document)[:LINE] for document in documents[:DOCUMENTS]]
-    if len(documents) > DOCUMENTS:
-        lines.append(f"and {len(documents) - DOCUMENTS} more in {show_path(paths.metrics)}")
-    return "".join(f"\n{'':30} {make_printable(line)}" for line in lines)
-
-
-def describe_document(document: Any) -> str:
-    """Return a document of the record (train/data/sample_text.py) as one line: where it is from, how it begins."""
-    if not isinstance(document, dict):
-        return "?"
-    place = document.get("shard")
-    if "file" in document:
-        place = f"{document['file']}:{document.get('row')}"
-    return f"{document.get('source')} {place}: {document.get('text')}"
 
 
 def sync_command(paths: RunPaths) -> str:
@@ -346,7 +320,7 @@ def look_after(command: str, paths: RunPaths) -> str:
         raise RunFolderError(f"there is no run {paths.name} in {parent}; make runs lists them")
     if command == "stop":
         return stop(paths)
-    return describe(paths) + describe_skip(paths) + describe_wandb(paths)
+    return describe(paths) + describe_wandb(paths)
 
 
 def main(argv: list[str]) -> int:

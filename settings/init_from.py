@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from settings.declare import Values, format_value
+from settings.json_file import read_object
 from settings.resume import is_same
 from settings.sources import Given, Givens, give, parse
 
@@ -48,21 +49,12 @@ class ForeignError(Exception):
 def read_json(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file. Raises ForeignError."""
     try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise ForeignError(
-            f"{path}: cannot be read ({error.strerror}). Download it: it comes with the weights."
-        ) from None
-    try:
-        found = json.loads(content)
-    except (ValueError, RecursionError):
-        found = None
-    if isinstance(found, dict):
-        return found
-    raise ForeignError(
-        f"{path}: is not a JSON object ({len(content)} bytes, starts with {content[:24]!r}). "
-        "Download it again."
-    )
+        return read_object(path)
+    except FileNotFoundError:
+        fault = "is missing"
+    except ValueError as error:
+        fault = str(error)
+    raise ForeignError(f"{path}: {fault}. Download it again: it comes with the weights.")
 
 
 def read_shape(folder: Path) -> tuple[dict[str, Any], list[str]]:
@@ -121,8 +113,7 @@ def find_unsupported(kind: str, facts: dict[str, Any]) -> Iterator[str]:
 
 def show(value: Any) -> str:
     """Return a value of JSON for a message, cut short."""
-    text = value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return json.dumps(value)[:60]
 
 
 def find_contradictions(folder: str, shape: Values, values: Values) -> dict[str, str]:

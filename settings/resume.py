@@ -1,12 +1,12 @@
 """Settings of a run that exists: what a resume takes from it, and what must not change."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 from settings.config import DEFAULTS, SETTINGS, build_config, derive_defaults
 from settings.declare import FREE, FROZEN, SettingsError, Values, format_value
+from settings.json_file import read_object
 from settings.names import CONSTANTS, NAMES
 from settings.sources import give, parse
 
@@ -25,19 +25,17 @@ def read_run_config(path: Path) -> dict[str, Any]:
 
     Raises RunConfigError if it does not hold settings and a list of attempts.
     """
-    fault = "is damaged, or is not the config.json of a run"
+    fault = "is not the config.json of a run"
     try:
-        if path.exists() and not path.is_file():  # reading a pipe would wait for a writer
-            raise ValueError
-        content = json.loads(path.read_bytes())
+        content = read_object(path)
         parts = [content["settings"], *content.get("attempts", [])]
         if all(isinstance(part, dict) for part in parts):
-            return dict(content)
-    except (FileNotFoundError, NotADirectoryError):
+            return content
+    except FileNotFoundError:
         return {}
-    except OSError as error:
-        fault = f"cannot be read ({error.strerror})"
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+    except ValueError as error:
+        fault = str(error)
+    except (LookupError, TypeError):
         pass
     raise RunConfigError([f"{path}: {fault}. Restore it from a copy, or choose another RUN_NAME."])
 

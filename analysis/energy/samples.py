@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from record.durable import read_object
+from settings.json_file import read_object
 
 HOLE_S = 3.0  # three intervals of the slowest sampler (INTERVAL_MS=1000)
 MOST_W = 10_000  # more than any GPU draws

@@ -24,8 +24,8 @@ from k8s.cluster.target import (
 from k8s.cluster.volume import Volume
 from k8s.cluster.where import Place
 from record import status
-from record.durable import parse_object
 from record.metrics import duration, parse_record, to_console
+from settings.json_file import parse_object
 
 SILENT_S = 180.0  # without a heartbeat, a run that trains is looked at with suspicion
 EVENT_MINUTES = 20.0

@@ -11,9 +11,10 @@ import secrets
 import sys
 from typing import Any, cast
 
-from record.durable import read_object, write_whole
+from record.durable import write_whole
 from record.status import sync_command
 from record.trackers.follow import Row, Tracker
+from settings.json_file import read_object
 from settings.resolve import show_path
 
 INIT_S = 60  # for one try to connect

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from record import status
-from record.metrics import Recorder, find_last_number
+from record.metrics import Recorder
 from record.run_paths import RunPaths
 from record.status import Status
 from settings import ROOT
@@ -148,7 +148,7 @@ def test_an_attempt_that_ends_badly_says_why_on_one_line(paths: RunPaths) -> Non
 def test_what_the_last_attempt_knew_is_kept_by_whoever_opens_the_status_next(
     paths: RunPaths,
 ) -> None:
-    known = {"step": 7, "loss": 2.5, "step_s": 1.5, "save_s": 20.0}
+    known = {"step": 7, "loss": 2.5, "val_loss": 2.0, "step_s": 1.5, "save_s": 20.0}
     before = Status(paths.status, True, **known)
     before.phase("crashed", exit_code=1)
     for phase in ("waiting for peers 1/2", "data"):
@@ -267,30 +267,6 @@ def test_nothing_that_others_wrote_reaches_the_terminal_raw(
     assert [line.split()[0] for line in lines] == ["a-run", r"b\udcff\x1b[1m"]
 
 
-def test_the_text_of_the_last_skipped_step_is_shown_whatever_is_in_the_record(paths):
-    write_status(paths)
-    recorder = Recorder(paths, True, 0, 20, 5)
-    assert "skipped" not in status.look_after("status", paths)
-    document = {"source": "web", "shard": "train_00000.bin", "text": "\x1b[2J\u202ehello"}
-    for step, documents in (
-        (3, [document]),
-        (5, [document, document | {"file": "a\x07.txt", "row": 4}, "junk", None, *[document] * 6]),
-    ):
-        recorder.event("skip", step, 0, reason="loss", documents=documents)
-    assert "step 5 was skipped (loss)" in status.look_after("status", paths)
-    lines = status.describe_skip(paths).splitlines()[1:]
-    assert all(line.startswith(" " * 31) and line.isprintable() for line in lines)
-    assert [line.strip() for line in lines[1:5]] == [
-        r"web train_00000.bin: \x1b[2J\u202ehello",
-        r"web a\x07.txt:4: \x1b[2J\u202ehello",
-        "?",
-        "?",
-    ]
-    assert len(lines) == 10 and "and 2 more in" in lines[9]
-    recorder.event("skip", 6, 0, reason="loss", documents="junk")
-    assert status.describe_skip(paths) == ""
-
-
 def test_runs_are_listed_with_validation_loss_date_and_size(
     paths: RunPaths, capsys: pytest.CaptureFixture
 ) -> None:
@@ -299,18 +275,17 @@ def test_runs_are_listed_with_validation_loss_date_and_size(
     (paths.folder / "checkpoints" / "weights").write_bytes(bytes(2_500_000))
     assert status.main(["runs"]) == 0
     assert re.search(r"loss 2\.5000  2001-09-09  2\.5 MB$", capsys.readouterr().out)
-    paths.metrics.touch()
-    assert find_last_number(paths.metrics, "val_loss") is None
+    Status(paths.status, True, phase="done", heartbeat=0).beat(val_loss=3.0)
+    assert status.main(["runs"]) == 0
+    assert "  validation 3.0000  20" in capsys.readouterr().out
+    paths.status.unlink()  # the end of the record has it too
     recorder = Recorder(paths, True, 0, 20, 5)
-    recorder.evaluation(3, 0, val_loss=4.0)
-    recorder.evaluation(5, 0, val_loss=3.0, val_loss_by_source={"a": 9.0})
-    recorder.evaluation(6, 0, val_loss=None, error="no time")
-    recorder.evaluation(6, 0, core=0.5)
+    recorder.evaluation(5, 0, val_loss=2.0, val_loss_by_source={"a": 9.0})
     recorder.close()
     with open(paths.metrics, "ab") as file:
         file.write(b'{"event": "eval", "val_loss": 1.0')  # a kill came
     assert status.main(["runs"]) == 0
-    assert "  validation 3.0000  2001-09-09  2.5 MB\n" in capsys.readouterr().out
+    assert "  validation 2.0000  20" in capsys.readouterr().out
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")

@@ -89,7 +89,7 @@ def test_another_tokenizer_may_be_named(folder):
 
 def test_targets_that_do_not_use_it_do_not_look(folder):
     (folder / "config.json").write_text("{")
-    assert "is not a JSON object" in " ".join(load(folder).problems)
+    assert "is damaged: it is not JSON" in " ".join(load(folder).problems)
     assert "JSON" not in " ".join(load(folder, "status").problems)
     assert "JSON" not in " ".join(load(folder, "finetune").problems)
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import xxhash
 
-from record.durable import parse_object
 from record.run_paths import step_of_checkpoint
+from settings.json_file import parse_object
 
 log = logging.getLogger(__name__)
 

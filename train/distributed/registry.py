@@ -19,9 +19,9 @@ import uuid
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from record.durable import parse_object
 from record.exit_codes import BAD_DATA, BAD_SETTING
 from settings.addresses import join_address
+from settings.json_file import parse_object
 from train.distributed.signed_http import (
     FindSecret,
     Requests,

@@ -92,6 +92,8 @@ class Evaluation(Hook):
         self.validated_at = job.step
         if not full:
             self.validation_loss = result.loss if result else None
+        if result:
+            job.status.beat(val_loss=result.loss)
         job.recorder.evaluation(job.step, job.tokens, **values, eval_s=seconds, full=full)
         return result
 

@@ -238,8 +238,8 @@ def test_a_damaged_config_json_is_named_with_the_setting(run: Run) -> None:
     kept = json.loads(path.read_text())
     for content, words in (
         ({"settings": {**kept["settings"], "N_LAYER": "many"}}, "N_LAYER has a value that"),
-        ({"settings": None}, "is damaged"),
-        ({"attempts": 3}, "is damaged"),
+        ({"settings": None}, "is not the config.json"),
+        ({"attempts": 3}, "is not the config.json"),
     ):
         path.write_text(json.dumps(kept | content))
         with pytest.raises(RunFolderError, match=rf"config\.json: {words}.*estore.* from a copy"):
@@ -252,8 +252,8 @@ def test_a_damaged_config_json_is_named_with_the_setting(run: Run) -> None:
     ("content", "words"),
     [
         (None, "is missing, but the run has checkpoints"),
-        ("", "is damaged"),
-        ("{}", "is damaged"),
+        ("", "is empty"),
+        ("{}", "is not the config.json"),
         ("[1, 2]", "is damaged"),
         ("[" * 10_000, "is damaged"),
     ],
@@ -384,7 +384,7 @@ def test_what_is_wrong_with_a_foreign_folder_is_said(
     with pytest.raises(SettingsError, match="must be llama or qwen3"):
         of_folder(place)
     (place / "config.json").unlink()
-    with pytest.raises(ForeignError, match=r"config\.json: cannot be read"):
+    with pytest.raises(ForeignError, match=r"config\.json: is missing"):
         of_folder(place)
 
 
