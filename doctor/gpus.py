@@ -14,10 +14,10 @@ from pathlib import Path
 
 from doctor.installed import Build
 from hardware.gpu_specs import find_gpu
-from hardware.visible_gpus import visible_devices, visible_gpus
 from settings.config import Config
 from settings.finding import FAIL, PASS, WARN, Finding
 from settings.precision import BFLOAT16_FROM, BFLOAT16_UNITS, SMI_S
+from settings.visible_gpus import visible_devices, visible_gpus
 
 FIELDS = ("index", "name", "uuid", "driver_version", "memory.total", "memory.used", "compute_cap")
 DEVICES = ("nvidia[0-9]*", "dxg")  # in /dev: of the driver for Linux, and of Windows' for WSL

@@ -7,8 +7,6 @@ from typing import Any
 import pynvml
 from pynvml import NVMLError
 
-from hardware.visible_gpus import visible_gpus
-
 LOST = (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED)
 # Asking again does not change these.
 PERMANENT = (
@@ -93,19 +91,6 @@ def list_devices(visible: list[str] | None) -> list[Device]:
     if not chosen:
         raise Unavailable(f"CUDA_VISIBLE_DEVICES shows none of the {count} GPUs here")
     return sorted(chosen, key=lambda device: device.index)
-
-
-def visible_indices(count: int | None) -> list[int]:
-    """Return the indices of the first `count` GPUs that this process may use; [] without NVML."""
-    names = visible_gpus()
-    if names is not None:
-        names = names[:count]
-    try:
-        start()
-        devices = list_devices(names)
-    except Unavailable:
-        return []
-    return [device.index for device in devices[:count]]
 
 
 def read_device(index: int) -> Device:

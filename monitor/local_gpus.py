@@ -13,9 +13,9 @@ from pathlib import Path
 from socket import gethostname
 from typing import Any
 
-from hardware.visible_gpus import visible_gpus
 from monitor.facts import Gpu
 from record.run_paths import RunPaths
+from settings.visible_gpus import visible_gpus
 
 FRESH_S = 5.0  # a row that is older is of a sampler that ended or hangs; each comes within 1.5 s
 PATIENCE_S = 2.0  # for the driver, in a look

@@ -12,10 +12,10 @@ import re
 import subprocess
 
 from hardware.gpu_specs import GpuSpec, find_gpu, load_gpu_specs
-from hardware.visible_gpus import visible_gpus
 from settings import SettingsError
 from settings.config import Config
 from settings.names import find_nearest
+from settings.visible_gpus import visible_gpus
 
 CPU = "cpu"
 

@@ -14,8 +14,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from hardware.visible_gpus import visible_gpus
 from record.run_paths import RunPaths
+from settings.visible_gpus import visible_gpus
 from train.console import LOG_ONLY
 
 MMAP_THRESHOLD = 2**30  # bytes

@@ -20,7 +20,6 @@ from collections.abc import Callable
 from types import FrameType
 
 from hardware import nvml
-from hardware.visible_gpus import visible_gpus
 from monitor.gpu_sampler.recording import Recording
 from monitor.gpu_sampler.sampling import ROTATE_BYTES, Sampler
 from record import locks
@@ -29,6 +28,7 @@ from record.run_paths import RunPaths
 from settings import ROOT, SettingsError
 from settings.config import SETTINGS, Config
 from settings.resolve import show_path
+from settings.visible_gpus import visible_gpus
 
 log = logging.getLogger("monitor.gpu_sampler")
 

@@ -22,12 +22,12 @@ from typing import Any
 
 from record.metrics import GOES_BACK, Record, RecordReader, is_number
 from record.run_paths import RunPaths
-from record.trackers.processes import REPORTED, TITLES, UPLOAD_S, describe_later
+from record.trackers.processes import REPORTED, UPLOAD_S, describe_later
 from settings import ROOT
 from settings.config import Config
 from settings.resolve import show_path
 
-# What trackers show, by the keys of a record: numbers, and numbers by source or task.
+# What trackers show, by the keys of a record. Of numbers by source or task, the source or task follows the name.
 NAMES = {
     "loss": "train/loss",
     "lr": "train/lr",
@@ -42,8 +42,6 @@ NAMES = {
     "core_partial": "core/partial",
     "core_margin": "core/margin",
     "core_tasks": "core/tasks",
-}
-PREFIXES = {
     "val_loss_by_source": "val/loss/",
     "val_bpb_by_source": "val/bpb/",
     "core_centred": "core/",
@@ -81,13 +79,13 @@ def make_row(record: Record) -> Row:
         kind = CORE
     elif record.get("full"):
         kind = FINAL_VALIDATION
-    found: dict[str, Any] = {}
-    for key, value in record.items():
-        if key in NAMES:
-            found[NAMES[key]] = value
-        elif key in PREFIXES and value:
-            found |= {PREFIXES[key] + part: number for part, number in value.items()}
-    values = {name: value for name, value in found.items() if is_number(value)}
+    values = {}
+    for key in NAMES.keys() & record.keys():
+        value = record[key]
+        parts = value if isinstance(value, dict) else {"": value}
+        for part, number in parts.items():
+            if is_number(number):
+                values[NAMES[key] + part] = number
     with contextlib.suppress(KeyError, OverflowError):
         values["train/perplexity"] = math.exp(values["train/loss"])
     return Row(find_position(step, kind), step, record["time"], values)
@@ -198,7 +196,7 @@ class Tracker:
 
     def say(self, text: str) -> None:
         """Print a line for the user, and log it."""
-        line = f"{TITLES[self.name]}: {' '.join(text.split())}\n"
+        line = " ".join(text.split()) + "\n"
         for descriptor in (2, self.voice):
             with contextlib.suppress(OSError):  # the trainer may be gone
                 os.write(descriptor, line.encode())

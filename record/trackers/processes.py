@@ -17,10 +17,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from record.exit_codes import BAD_DATA, BAD_SETTING
+from record.locks import RunFolderError
 from record.run_paths import RunPaths
 from record.trackers.wandb_env import build_environment, find_mode, has_key
 from settings import ROOT, SettingsError
@@ -88,20 +88,19 @@ class TrackerProcess(threading.Thread):
     def run(self) -> None:
         """Print each line. The pipe is unbuffered: the lock of a buffer could hang the exit of the trainer."""
         for line in self.process.stdout or ():
-            self.say(line.decode(errors="replace").rstrip())
+            self.report(line.decode(errors="replace").rstrip())
         code = self.process.wait()
         if code not in (0, REPORTED):
-            self.say(f"{self.title}: its process died with exit code {code}. {self.later}")
+            self.report(f"its process died with exit code {code}. {self.later}")
+
+    def report(self, text: str) -> None:
+        self.say(f"{self.title}: {text}")
 
 
 def start_trackers(
-    c: Config, paths: RunPaths, say: Callable[[str], object], gpus: Iterable[int] = ()
+    c: Config, paths: RunPaths, say: Callable[[str], object]
 ) -> list[TrackerProcess]:
-    """Start a process for each tracker that is on.
-
-    Args:
-        gpus: NVML indices of the GPUs of this node that train: W&B records their utilization and power.
-    """
+    """Start a process for each tracker that is on."""
     trackers = []
     for name in list_trackers(c):
         log_path = paths.tracker_log(name)
@@ -109,7 +108,7 @@ def start_trackers(
             log_path.parent.mkdir(exist_ok=True)
             with open(log_path, "ab") as log:
                 process = subprocess.Popen(
-                    [sys.executable, "-m", f"record.trackers.{name}_tracker", *map(str, gpus)],
+                    [sys.executable, "-m", f"record.trackers.{name}_tracker"],
                     cwd=ROOT,
                     env=build_environment(c),
                     bufsize=0,
@@ -136,9 +135,9 @@ def close_trackers(trackers: Sequence[TrackerProcess], patience_s: float) -> Non
     for tracker in trackers:
         tracker.join(max(0.0, deadline - time.monotonic()))
         if tracker.is_alive():
-            tracker.say(
-                f"{tracker.title}: not finished. Process {tracker.process.pid} continues in the "
-                f"background. {tracker.later}"
+            tracker.report(
+                f"not finished. Process {tracker.process.pid} continues in the background. "
+                f"{tracker.later}"
             )
 
 
@@ -154,17 +153,16 @@ def main() -> int:
                     "WANDB_MODE=offline, or TRACKERS=tensorboard."
                 ]
             )
-    except SettingsError as error:
+        paths = RunPaths.of_node(c, ROOT)
+        if not paths.metrics.exists():
+            raise RunFolderError(f"There is no run {paths.folder}. `make runs` lists them.")
+    except (SettingsError, RunFolderError) as error:
         sys.stderr.write(f"{error}\n")
-        return BAD_SETTING
-    paths = RunPaths.of_node(c, ROOT)
-    if not paths.metrics.exists():
-        sys.stderr.write(f"There is no run {paths.folder}. `make runs` lists them.\n")
-        return BAD_DATA
+        return error.exit_code
     trackers = start_trackers(c, paths, lambda line: sys.stdout.write(f"{line}\n"))
     close_trackers(trackers, 2 * UPLOAD_S)  # they end before that
-    sent = [tracker for tracker in trackers if tracker.process.poll() == 0]
-    return int(len(sent) < len(list_trackers(c)))
+    codes = [tracker.process.poll() for tracker in trackers]
+    return int(codes != [0] * len(list_trackers(c)))
 
 
 if __name__ == "__main__":

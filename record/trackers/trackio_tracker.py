@@ -36,9 +36,7 @@ class TrackioTracker(Tracker):
         shown = show_path(Path(database))
         command = f"TRACKIO_DIR={shown} {BIN}/trackio show --project {self.project}"
         self.say(f"in {shown}; to look at it: {command}")
-        last_step = SQLiteStorage.get_last_step(self.project, run_id=self.run_id)
-        if last_step is None:
-            return -1
+        last_step = SQLiteStorage.get_last_step(self.project, run_id=self.run_id) or 0
         return find_position(last_step, STEP) - 1  # some rows of this step may be lacking
 
     def send(self, rows: list[Row]) -> None:

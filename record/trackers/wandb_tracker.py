@@ -8,7 +8,6 @@ GPUs are W&B's own system metrics.
 import contextlib
 import json
 import secrets
-import sys
 from typing import Any, cast
 
 from record.durable import write_whole
@@ -16,6 +15,7 @@ from record.status import sync_command
 from record.trackers.follow import Row, Tracker
 from settings.json_file import read_object
 from settings.resolve import show_path
+from settings.visible_gpus import is_gpu_visible
 
 INIT_S = 60  # for one try to connect
 FLUSH_S = 1  # until a row is in W&B's own file
@@ -58,7 +58,6 @@ class WandbTracker(Tracker):
         import wandb
 
         c = self.config
-        gpus = [int(index) for index in sys.argv[1:]]
         settings = wandb.Settings(
             root_dir=str(self.paths.folder),
             use_dot_wandb=False,
@@ -72,8 +71,7 @@ class WandbTracker(Tracker):
             program="",
             x_disable_meta=True,
             x_save_requirements=False,
-            x_disable_machine_info=not gpus,  # which are system metrics too
-            x_stats_gpu_device_ids=gpus,
+            x_disable_machine_info=not is_gpu_visible(),  # which are system metrics too
         )
         try:
             there = wandb.init(

@@ -27,9 +27,8 @@ READS_ENVIRONMENT = {
     "train/start_node.py",
     "train/tune.py",
     "train/distributed/pod.py",  # K8S_NODE, by which a pod knows that it is one
-    "settings/precision.py",
     "settings/resolve.py",
-    "hardware/visible_gpus.py",
+    "settings/visible_gpus.py",
     "record/trackers/trackio_tracker.py",
     "record/trackers/wandb_env.py",
     "train/distributed/wan.py",  # POD_NETWORK, which is no setting
@@ -57,7 +56,6 @@ STANDARD_LIBRARY_ONLY = (
     "hardware.host_memory",
     "hardware.model_size",
     "hardware.ports",
-    "hardware.visible_gpus",
     "train.data.manifest",
     "train.diloco.result",
     "train.diloco.site_registry",

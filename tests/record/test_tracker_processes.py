@@ -120,7 +120,7 @@ def test_trackers_that_end_by_themselves_are_waited_for_and_heard_to_the_end(cod
     program = f"import sys; print('a'); sys.stdin.read(); print('b'); sys.exit({code})"
     trackers = [start(program, lines), start(program, lines)]
     processes.close_trackers(trackers, 60)
-    assert sorted(lines) == ["a", "a", "b", "b"]
+    assert sorted(lines) == ["W&B: a", "W&B: a", "W&B: b", "W&B: b"]
 
 
 def test_a_tracker_that_does_not_end_is_left_behind_and_its_death_reported() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from settings import precision
+from settings import precision, visible_gpus
 from settings.config import Config
 from settings.precision import choose_dtype, read_cpu_flags
 
@@ -64,7 +64,7 @@ def test_bfloat16_is_chosen_where_what_computes_has_units_for_it(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "")
     if visible is None:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    monkeypatch.setattr(precision, "GPU_NODES", (tmp_path / "none", smi))
+    monkeypatch.setattr(visible_gpus, "GPU_NODES", (tmp_path / "none", smi))
     monkeypatch.setattr(precision, "read_cpu_flags", lambda: flags)
     monkeypatch.setattr("settings.config.choose_dtype", choose_dtype)
     precision.read_capabilities.cache_clear()
@@ -75,4 +75,4 @@ def test_bfloat16_is_chosen_where_what_computes_has_units_for_it(
 
 
 def test_a_driver_is_known_by_its_nodes_on_linux_and_in_windows() -> None:
-    assert [str(node) for node in precision.GPU_NODES] == ["/dev/nvidiactl", "/dev/dxg"]
+    assert [str(node) for node in visible_gpus.GPU_NODES] == ["/dev/nvidiactl", "/dev/dxg"]

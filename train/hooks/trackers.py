@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-from hardware.nvml import visible_indices
 from record.trackers.processes import (
     DONE_S,
     STOPPED_S,
@@ -23,10 +22,8 @@ class Trackers(Hook):
         self.processes: list[TrackerProcess] = []
 
     def at_start(self, job: "Job") -> None:
-        if not job.world.is_first:
-            return
-        gpus = visible_indices(job.config.nproc) if job.world.device.type == "cuda" else []
-        self.processes = start_trackers(job.config, job.paths, job.recorder.say, gpus)
+        if job.world.is_first:
+            self.processes = start_trackers(job.config, job.paths, job.recorder.say)
 
     def close(self, job: "Job", code: int, is_hurried: bool) -> None:
         close_trackers(self.processes, STOPPED_S if is_hurried else DONE_S)

@@ -2,6 +2,15 @@
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
+
+# One of these is there wherever an NVIDIA driver is: on Linux, or in its Windows subsystem.
+GPU_NODES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
+
+
+def is_gpu_visible() -> bool:
+    """Tell whether there is an NVIDIA driver here, and CUDA_VISIBLE_DEVICES hides not all GPUs."""
+    return visible_gpus() != [] and any(node.exists() for node in GPU_NODES)
 
 
 def visible_devices(environment: Mapping[str, str] = os.environ) -> str | None:
