@@ -1,6 +1,8 @@
 """Settings of the image and of jobs on a Kubernetes cluster."""
 
-from settings.declare import Format, Section, section, setting
+from typing import Annotated
+
+from settings.declare import Count, Format, Section, section, setting
 from settings.targets import CLUSTER, COMPUTE, LAUNCH, PREPARE_DATA
 
 IMAGE = Format(
@@ -9,7 +11,10 @@ IMAGE = Format(
 )
 JOB_NAME = Format(r"[a-z]([-a-z0-9]{0,48}[a-z0-9])?", "a DNS label of at most 50 characters")
 DNS_LABEL = Format(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", "a DNS label")
-OBJECT_NAME = Format(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", "the name of a Kubernetes object")
+ObjectName = Annotated[
+    str,
+    ("format", Format(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", "the name of a Kubernetes object")),
+]
 RESOURCE = Format(
     r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", "DOMAIN/NAME"
 )
@@ -56,11 +61,10 @@ class Cluster(Section):
         example="my-lab",
         used_by=CLUSTER,
     )
-    gpus_per_node: int | None = setting(
+    gpus_per_node: Count | None = setting(
         None,
         "Number of GPUs per pod, each with 8 CPUs; or of processes with DEVICE=cpu. "
         "Default: 2 on the cluster.",
-        minimum=1,
         maximum=64,
     )
     gpu_products: str = setting(
@@ -87,13 +91,12 @@ class Cluster(Section):
         format=DNS_LABEL,
         used_by=CLUSTER,
     )
-    volume_gb: int = setting(
-        500, "Size of the volume when it is created.", unit="GiB", minimum=1, maximum=10**6
+    volume_gb: Count = setting(
+        500, "Size of the volume when it is created.", unit="GiB", maximum=10**6
     )
-    storage_class: str = setting(
+    storage_class: ObjectName = setting(
         "",
         "Storage class of the volume when it is created. Default: the cluster's.",
-        format=OBJECT_NAME,
         example="rook-cephfs",
     )
     pod_memory_gb: int = setting(
@@ -106,16 +109,14 @@ class Cluster(Section):
     tolerations: str = setting(
         "", "Taints that the pods tolerate.", format=TAINTS, example="nautilus.io/hardware=a100"
     )
-    priority_class: str = setting(
+    priority_class: ObjectName = setting(
         "",
         "PriorityClass of the pods. Default: the cluster's.",
-        format=OBJECT_NAME,
         example="opportunistic",
     )
-    image_pull_secret: str = setting(
+    image_pull_secret: ObjectName = setting(
         "",
         "Secret of the namespace that holds the credentials for pulling the image.",
-        format=OBJECT_NAME,
         example="registry-login",
     )
     wait: bool = setting(False, "Keep trying until all pods can be scheduled together.")

@@ -3,7 +3,16 @@
 import re
 from pathlib import PurePath
 
-from settings.declare import FROZEN, PATH, PRINTABLE, Format, Section, section, setting
+from settings.declare import (
+    FROZEN,
+    PRINTABLE,
+    Format,
+    PathText,
+    Positive,
+    Section,
+    section,
+    setting,
+)
 from settings.targets import COMPUTE, FINETUNE, PREPARE_DATA, PRETRAIN
 
 DATA = Format(PRINTABLE, "a path, or hf:OWNER/NAME")
@@ -37,10 +46,9 @@ class Corpus(Section):
         format=MIXTURE,
         resume=FROZEN,
     )
-    data_dir: str = setting(
+    data_dir: PathText = setting(
         "data",
         "Folder that holds token shards, downloads and models from the Hub.",
-        format=PATH,
         used_by=COMPUTE | PREPARE_DATA | {"export", "bench"},
     )
     data_stream: str = setting(
@@ -50,12 +58,11 @@ class Corpus(Section):
         choices=("auto", "0", "1"),
         used_by=PRETRAIN,
     )
-    data_cache_gb: float = setting(
+    data_cache_gb: Positive = setting(
         50,
         "Disk space for training shards while streaming. "
         "When full, shards already trained on are deleted.",
         unit="GB",
-        positive=True,
         used_by=PRETRAIN,
     )
     near_duplicates: str = setting(

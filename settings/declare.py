@@ -13,7 +13,7 @@ import re
 import typing
 from collections.abc import Iterable, Mapping, Set
 from decimal import Decimal
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from settings.targets import ALL_SETTINGS
 
@@ -59,8 +59,16 @@ class Format:
 # Python reads bytes that are not UTF-8 into surrogates.
 PRINTABLE = r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]+"
 ONE_LINE = Format(PRINTABLE, "text in UTF-8 without control characters")
-PATH = Format(PRINTABLE, "a path without control characters")
 ANY = Format(r"[^\ud800-\udfff]*", "text in UTF-8")
+
+
+# Types with rules that several settings share.
+Count = Annotated[int, ("minimum", 1)]
+Steps = Annotated[int, ("unit", "steps")]
+Tokens = Annotated[int, ("unit", TOKENS)]
+Seconds = Annotated[int, ("unit", "seconds"), ("maximum", 10**6)]
+Positive = Annotated[float, ("positive", True)]
+PathText = Annotated[str, ("format", Format(PRINTABLE, "a path without control characters"))]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,19 +173,22 @@ def section(section_class: type) -> type:
 def read_section(section: type[Section]) -> dict[str, Setting]:
     """Return the settings of a section by name, in the order of declaration."""
     settings = {}
-    types = typing.get_type_hints(section)
+    types = typing.get_type_hints(section, include_extras=True)
     for field in dataclasses.fields(section):
         name = field.name.upper()
-        optional = typing.get_args(types[field.name])  # of int | None
+        kind = types[field.name]
+        shared: Any = ()
+        while typing.get_args(kind):  # Count | None, or Annotated[int, ("minimum", 1)]
+            kind, *shared = typing.get_args(kind)
         rules: dict[str, Any] = {
             "used_by": section.USED_BY,
             "resume": section.RESUME,
             "needs": section.NEEDS,
             "example": format_value(field.default) or "1",
+            **dict(rule for rule in shared if isinstance(rule, tuple)),
             **field.metadata,
         }
         rules["used_by"] = rules["used_by"] | ALL_SETTINGS
-        kind = optional[0] if optional else types[field.name]
         settings[name] = Setting(name, kind, field.default, **rules)
     return settings
 

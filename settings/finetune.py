@@ -1,6 +1,17 @@
 """Settings of fine-tuning, and of the stages that `make pipeline` runs after pretraining."""
 
-from settings.declare import DERIVED, FREE, FROZEN, TRACKED, Format, Section, section, setting
+from settings.declare import (
+    DERIVED,
+    FREE,
+    FROZEN,
+    TRACKED,
+    Count,
+    Format,
+    Positive,
+    Section,
+    section,
+    setting,
+)
 from settings.targets import FINETUNE
 
 LAYERS = Format(r"[A-Za-z0-9_.]+(,[A-Za-z0-9_.]+)*", "names of layers with commas between them")
@@ -28,10 +39,9 @@ class Tuning(Section):
         resume=TRACKED,
         used_by=FINETUNE | {"eval"},
     )
-    epochs: int = setting(
+    epochs: Count = setting(
         1,
         "Number of passes over DATA. MAX_STEPS can end fine-tuning earlier.",
-        minimum=1,
         maximum=1000,
         resume=TRACKED,
     )
@@ -63,11 +73,10 @@ class LoRA(Section):
         "0 trains all parameters.",
         maximum=4096,
     )
-    lora_alpha: float | None = setting(
+    lora_alpha: Positive | None = setting(
         DERIVED,
         "Scale of the adapters: they are multiplied by LORA_ALPHA / LORA_RANK. "
         "Default: twice LORA_RANK.",
-        positive=True,
         needs="LORA_RANK",
     )
     lora_dropout: float = setting(

@@ -1,6 +1,6 @@
 """Settings of the plan and the doctor."""
 
-from settings.declare import Format, Section, section, setting
+from settings.declare import Format, Positive, Section, section, setting
 from settings.run import NAMES
 from settings.targets import TRAIN
 
@@ -30,17 +30,15 @@ class Planning(Section):
         minimum=1,
         maximum=100,
     )
-    lan_gbit: float = setting(
+    lan_gbit: Positive = setting(
         25,
         "Bandwidth between the nodes of a site, in each direction.",
         unit="Gbit/s",
-        positive=True,
     )
-    wan_gbit: float = setting(
+    wan_gbit: Positive = setting(
         1,
         "Bandwidth between two sites, in each direction.",
         unit="Gbit/s",
-        positive=True,
         used_by=TRAIN | {"wan-lab"},
     )
     wan_rtt_ms: float = setting(
@@ -49,29 +47,25 @@ class Planning(Section):
         unit="milliseconds",
         used_by=TRAIN | {"wan-lab"},
     )
-    price_gpu_hour: float | None = setting(
+    price_gpu_hour: Positive | None = setting(
         None,
         "Price of one GPU for an hour, in your currency. `make plan` and `make energy` print the cost.",
-        positive=True,
         used_by=TRAIN | {"energy"},
     )
-    price_kwh: float | None = setting(
+    price_kwh: Positive | None = setting(
         None,
         "Price of electricity per kWh, in the same currency. `make energy` adds it to that of the GPUs.",
-        positive=True,
         used_by=TRAIN | {"energy"},
     )
-    target_hours: float | None = setting(
+    target_hours: Positive | None = setting(
         None,
         "Time from now within which the run must finish. A run that cannot is refused.",
         unit="hours",
-        positive=True,
     )
-    target_tokens_per_s: float | None = setting(
+    target_tokens_per_s: Positive | None = setting(
         None,
         "Speed that the run must reach. A run that cannot is refused.",
         unit="tokens/s",
-        positive=True,
     )
     allow_fail: str = setting(
         "",

@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Collection, Iterator, Set
+from collections.abc import Collection, Set
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from settings.declare import FREE, SettingsError, Texts, Values, format_value
 from settings.init_from import take_shape
 from settings.names import explain_name, explain_target, find_meant, list_targets
 from settings.resume import compare_with_stored, list_lasting, read_run_config
-from settings.sources import DEFAULT, Given, Givens, give, parse
+from settings.sources import DEFAULT, Givens, give, parse
 from settings.targets import (
     ALL_SETTINGS,
     CONTINUE,
@@ -83,13 +83,15 @@ def resolve(
     weakest = list_defaults(target, defaults or {})
     typed = sources.read_command_line(environ)
     environment = sources.read_environment(environ)
-    env_file = (weakest | environment | typed)["ENV_FILE"]
-    around = sources.read_env_file(env_file, root, problems) | environment
+    env_file = sources.read_env_file((weakest | environment | typed)["ENV_FILE"], root, problems)
+    around = env_file | environment
+    explicit = typed | {}
     ignored = {}
     for name, given in around.items():
-        if is_of_others(name, target) or is_foreign(name, given, environment, targets):
+        if name not in SETTINGS or is_used(name, targets):
+            explicit.setdefault(name, given)
+        elif name in environment or shapes_a_run(name, target):
             ignored[name] = given
-    explicit = {name: given for name, given in around.items() if name not in ignored} | typed
     if target == "plan" and "MODEL" in explicit:  # planned as make finetune would start it
         weakest = list_defaults("finetune", defaults or {})
     place = ""
@@ -123,11 +125,16 @@ def resolve(
             problem = refuse_typed(name, given.text, targets, purpose, values)
         elif name not in SETTINGS:
             problem = explain_name(name, given.text)
-        elif given == around.get(name) and is_useless(name, environment, targets, values):
+        elif name in explicit and not has_effect(name, values):
             ignored[name] = given
         if problem:
             problems.append(f"{name} ({given.place}): {problem}")
-    problems += find_wrong_values(config, origins, explicit, target)
+    dry_run = (around | typed).get("DRY_RUN")
+    if dry_run and dry_run.text == "1" and target in TARGETS - DRY_RUN:  # it would do the thing
+        problems.append(f"DRY_RUN ({dry_run.place}): {explain_users({target}, DRY_RUN)}")
+    mixture = explicit.get("DATA_MIX")
+    if mixture and config.pretrains_on_data and mixture.text != config.data_mix:
+        problems.append(f"DATA_MIX ({mixture.place}): Cannot be set together with DATA.")
     problems += invalid.values()
     for name, sentence in find_conflicts(config, purpose, invalid, without):
         text = format_value(values[name])
@@ -179,32 +186,14 @@ def find_run_config(weakest: Givens, explicit: Givens, root: Path) -> str:
 # ---- What is used
 
 
-def is_of_others(name: str, target: str) -> bool:
-    """Tell whether a setting shapes a run, but not one of this target: LORA_RANK for make train."""
-    declared = SETTINGS.get(name)
-    if declared is None or declared.resume == FREE:
-        return False
-    return target in TRAIN and target not in declared.used_by
-
-
 def is_used(name: str, targets: Set[str]) -> bool:
     """Tell whether one of the targets uses a setting. Without a target, a command uses all."""
     return not targets or bool(targets & SETTINGS[name].used_by)
 
 
-def is_foreign(name: str, given: Given, environment: Givens, targets: Set[str]) -> bool:
-    """Tell whether other programs export a variable, such as STEP=build, that no target here uses."""
-    if name not in environment or is_used(name, targets):
-        return False
-    _, invalid = parse({name: given})
-    return bool(invalid)
-
-
-def is_useless(name: str, environment: Givens, targets: Set[str], values: Values) -> bool:
-    """Tell whether a setting does nothing. In an env file, it may be for another target."""
-    if is_used(name, targets):
-        return not has_effect(name, values)
-    return name in environment
+def shapes_a_run(name: str, target: str) -> bool:
+    """Tell whether a setting that this target does not use shapes a run: LORA_RANK for make train."""
+    return target in TRAIN and SETTINGS[name].resume != FREE
 
 
 def refuse_typed(name: str, text: str, targets: Set[str], purpose: str, values: Values) -> str:
@@ -229,17 +218,6 @@ def explain_users(targets: Set[str], users: Set[str]) -> str:
     """Say that targets do not use a setting, and which do."""
     others = list_targets(users - ALL_SETTINGS)
     return f"Not used by {list_targets(targets)}. Used by: {others}."
-
-
-def find_wrong_values(
-    config: Config, origins: dict[str, str], explicit: Givens, target: str
-) -> Iterator[str]:
-    """Yield a sentence for each valid value that this target must not be given."""
-    if config.dry_run and target in TARGETS - DRY_RUN:  # it would do the thing
-        yield f"DRY_RUN ({origins['DRY_RUN']}): {explain_users({target}, DRY_RUN)}"
-    mixture = explicit.get("DATA_MIX")
-    if mixture and config.pretrains_on_data and mixture.text != config.data_mix:
-        yield f"DATA_MIX ({mixture.place}): Cannot be set together with DATA."
 
 
 def find_warnings(environ: Texts, typed: Givens, environment: Givens, ignored: Givens) -> list[str]:

@@ -1,23 +1,35 @@
 """Settings of a run: its name, the machine, checkpoints, and what happens when something fails."""
 
+from typing import Annotated
+
 from settings import addresses
 from settings.declare import (
     DERIVED,
     FREE,
-    PATH,
     PRINTABLE,
     TRACKED,
+    Count,
     Format,
+    PathText,
+    Positive,
+    Seconds,
     Section,
+    Steps,
     section,
     setting,
 )
 from settings.targets import COMPUTE, DRY_RUN, EVERY, FIND, LAUNCH, NODE, TRAIN
 
-NAME = Format(
-    r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}",
-    "at most 63 letters, digits, '.', '_' or '-', starting with a letter or digit",
-)
+Name = Annotated[
+    str,
+    (
+        "format",
+        Format(
+            r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}",
+            "at most 63 letters, digits, '.', '_' or '-', starting with a letter or digit",
+        ),
+    ),
+]
 PRESET = Format(PRINTABLE, "the name of a file in presets/")
 NAMES = Format(r"[a-z0-9-]+(,[a-z0-9-]+)*", "names with commas between them")
 ADDRESS = Format(
@@ -38,13 +50,10 @@ class Sources(Section):
         "Recipe to use: a file presets/PRESET.env with values for the other settings.",
         format=PRESET,
     )
-    env_file: str = setting(
-        ".env", "File with your own settings, one NAME=value per line.", format=PATH
-    )
-    name: str = setting(
+    env_file: PathText = setting(".env", "File with your own settings, one NAME=value per line.")
+    name: Name = setting(
         "",
         "Setting that `make settings` explains. Default: it lists all of them.",
-        format=NAME,
         example="BATCH_TOKENS",
         used_by={"settings"},
     )
@@ -56,20 +65,18 @@ class Run(Section):
 
     USED_BY = EVERY
 
-    run_name: str = setting(
+    run_name: Name = setting(
         DERIVED,
         "Name of the run: its folder in RUNS_DIR and its name in W&B. "
         "Training a name that exists resumes that run. "
         "Default: PRESET, or PRESET-NAME with DATA: tiny-novels for novels.txt.",
-        format=NAME,
         example="tiny-lr3e-3-seed1",
     )
-    runs_dir: str = setting("runs", "Folder that holds all runs.", format=PATH)
-    step: int | None = setting(
+    runs_dir: PathText = setting("runs", "Folder that holds all runs.")
+    step: Count | None = setting(
         None,
         "Step of the checkpoint to use. Default: the newest checkpoint. "
         "For `make replay`: the step that was refused.",
-        minimum=1,
         used_by={"sample", "chat", "eval", "export", "replay", "fetch-run"},
     )
     gguf: bool = setting(False, "Also export model.gguf, for llama.cpp.", used_by={"export"})
@@ -97,17 +104,15 @@ class Machine(Section):
         choices=("auto", "cpu", "cuda"),
         used_by=COMPUTE | {"bench", "monitor"},
     )
-    nproc: int | None = setting(
+    nproc: Count | None = setting(
         None,
         "Number of processes on this machine, one per GPU. Default: all visible GPUs, or 1 on CPU.",
-        minimum=1,
         maximum=1024,
         used_by=COMPUTE | {"bench"},
     )
-    nodes: int = setting(
+    nodes: Count = setting(
         1,
         "Number of machines (nodes) that train together. Each runs NPROC processes.",
-        minimum=1,
         maximum=4096,
         used_by=TRAIN | FIND | {"net-probe"},
     )
@@ -170,10 +175,9 @@ class Machine(Section):
         "(`fsdp`), or shard it within groups of processes and replicate it across them (`hsdp`).",
         choices=("ddp", "fsdp", "hsdp"),
     )
-    shard_ranks: int | None = setting(
+    shard_ranks: Count | None = setting(
         None,
         "Number of processes that share one copy of the model. Default: the processes of a node.",
-        minimum=1,
         needs="PARALLEL=hsdp",
     )
     grad_sync: str = setting(
@@ -207,23 +211,19 @@ class Checkpoints(Section):
 
     USED_BY = TRAIN
 
-    save_every: int | None = setting(
+    save_every: Steps | None = setting(
         None,
         "Number of steps between checkpoints, in addition to SAVE_MINUTES. "
         "Default: SAVE_MINUTES alone. 0 turns both off: a run that is killed is lost.",
-        unit="steps",
     )
-    save_minutes: float = setting(
-        15, "Wall time between checkpoints.", unit="minutes", positive=True
-    )
+    save_minutes: Positive = setting(15, "Wall time between checkpoints.", unit="minutes")
     keep_last: int = setting(
         3, "Number of checkpoints to keep. The two newest that verify are always kept.", minimum=2
     )
-    keep_every: int = setting(
+    keep_every: Steps = setting(
         0,
         "Keep every checkpoint whose step is a multiple of this. "
         "With CHECKPOINT_MODE=lite, these checkpoints are full. 0 keeps none of them.",
-        unit="steps",
     )
     keep_best: bool = setting(
         False,
@@ -243,27 +243,21 @@ class Faults(Section):
         "How many times a failed trainer is restarted without a new checkpoint in between. "
         "0 never restarts it.",
     )
-    start_timeout_s: int = setting(
+    start_timeout_s: Seconds = setting(
         300,
         "Timeout for all nodes to join, and for each stage before the first step.",
-        unit="seconds",
-        maximum=10**6,
         minimum=10,
     )
-    train_timeout_s: int = setting(
+    train_timeout_s: Seconds = setting(
         120,
         "Timeout for a collective operation during training. If a step takes half of it and ten "
         "times as long as usual, every process writes its stack trace and training restarts.",
-        unit="seconds",
-        maximum=10**6,
         minimum=4,
     )
-    grace_period_s: int = setting(
+    grace_period_s: Seconds = setting(
         180,
         "Time between SIGTERM and SIGKILL on the cluster. "
         "The trainer has 60 seconds less than this to save a checkpoint.",
-        unit="seconds",
-        maximum=10**6,
         minimum=61,
     )
     spike_sigmas: float = setting(

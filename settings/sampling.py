@@ -1,6 +1,6 @@
 """Settings of text generation."""
 
-from settings.declare import ANY, TOKENS, Section, section, setting
+from settings.declare import ANY, Count, Positive, Section, Tokens, section, setting
 from settings.targets import GENERATE, TRAIN
 
 
@@ -17,15 +17,14 @@ class Sampling(Section):
         format=ANY,
         example="Once upon a time",
     )
-    sample_tokens: int = setting(
+    sample_tokens: Tokens = setting(
         160,
         "Length of the text that `make sample` generates, and of the sample at the end of a run. "
         "0 generates none.",
-        unit=TOKENS,
         used_by=GENERATE | TRAIN,
     )
-    samples: int = setting(
-        1, "Number of texts that `make sample` writes.", minimum=1, maximum=1024, used_by={"sample"}
+    samples: Count = setting(
+        1, "Number of texts that `make sample` writes.", maximum=1024, used_by={"sample"}
     )
     sample_temperature: float = setting(
         0.8, "Sampling temperature. 0 always chooses the most likely token.", maximum=100
@@ -34,9 +33,8 @@ class Sampling(Section):
         50,
         "Sample from this many of the most likely tokens. 0 samples from all of them.",
     )
-    sample_top_p: float = setting(
+    sample_top_p: Positive = setting(
         1,
         "Sample from the fewest most likely tokens whose probabilities sum to this.",
-        positive=True,
         maximum=1,
     )

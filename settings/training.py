@@ -5,11 +5,14 @@ from settings.declare import (
     DERIVED,
     FREE,
     FROZEN,
-    PATH,
-    TOKENS,
     TRACKED,
+    Count,
     Format,
+    PathText,
+    Positive,
     Section,
+    Steps,
+    Tokens,
     section,
     setting,
 )
@@ -33,41 +36,37 @@ class Architecture(Section):
     USED_BY = PRETRAIN | OPEN
     RESUME = FROZEN
 
-    vocab_size: int = setting(
+    vocab_size: Tokens = setting(
         4096,
         "Number of tokens in the vocabulary. A tokenizer that is trained here gets this many. "
         "The embedding is padded to a multiple of 128.",
-        unit=TOKENS,
         minimum=300,
         maximum=2**24,
         used_by=PRETRAIN | PREPARE_DATA | OPEN,
     )
-    n_layer: int = setting(4, "Number of transformer blocks.", minimum=1, maximum=1024)
-    n_head: int = setting(4, "Number of attention heads.", minimum=1, maximum=4096)
-    n_kv_head: int = setting(
+    n_layer: Count = setting(4, "Number of transformer blocks.", maximum=1024)
+    n_head: Count = setting(4, "Number of attention heads.", maximum=4096)
+    n_kv_head: Count = setting(
         DERIVED,
         "Number of key and value heads, each shared by a group of attention heads. "
         "Default: N_HEAD.",
-        minimum=1,
     )
     n_embd: int = setting(256, "Width of the residual stream.", minimum=2, maximum=2**18)
-    mlp_dim: int = setting(
+    mlp_dim: Count = setting(
         DERIVED,
         "Hidden width of the SwiGLU. Default: 8/3 of N_EMBD, rounded up to a multiple of 64.",
-        minimum=1,
         maximum=2**20,
     )
     qk_norm: bool = setting(
         False, "Apply RMSNorm to the queries and keys of each head, as Qwen3 does."
     )
     tie_embeddings: bool = setting(True, "Tie the output head to the input embedding.")
-    rope_theta: float = setting(10000.0, "Base of the rotary position embedding.", positive=True)
-    init_from: str = setting(
+    rope_theta: Positive = setting(10000.0, "Base of the rotary position embedding.")
+    init_from: PathText = setting(
         "",
         "Folder with config.json and safetensors of a Llama or Qwen3 model. A new run takes its shape "
         "and starts from its weights; `make sample`, `chat` and `eval` open it. "
         "Default: random weights.",
-        format=PATH,
         example="models/qwen3-0.6b",
     )
 
@@ -96,57 +95,51 @@ class Training(Section):
         resume=FROZEN,
         used_by=COMPUTE | {"bench-quality", "data-report"},
     )
-    seq_len: int = setting(
+    seq_len: Tokens = setting(
         256,
         "Context length: number of tokens in a training sequence.",
-        unit=TOKENS,
         minimum=2,
         resume=FROZEN,
         used_by=TRAIN | PREPARE_DATA | OPEN,
     )
-    batch_tokens: int = setting(
+    batch_tokens: Tokens = setting(
         8192,
         "Global batch size in tokens: what one optimizer step trains on, over all processes.",
-        unit=TOKENS,
         minimum=2,
         resume=FROZEN,
         used_by=TRAIN | {"data"},
     )
-    micro_batch_size: int = setting(
+    micro_batch_size: Count = setting(
         16,
         "Largest number of sequences in one forward pass of a process, also in evaluations. "
         "Gradient accumulation follows from it.",
         unit="sequences",
-        minimum=1,
         used_by=COMPUTE,
     )
-    train_tokens: int = setting(
+    train_tokens: Tokens = setting(
         10_000_000,
         "Number of training tokens: the horizon of the learning-rate schedule. "
         "After it, the learning rate stays at its minimum.",
-        unit=TOKENS,
         minimum=1,
         used_by=PRETRAIN | PREPARE_DATA,
     )
-    max_steps: int | None = setting(
+    max_steps: Steps | None = setting(
         None,
         "Step after which training stops. The learning rate still follows TRAIN_TOKENS. Default: the "
         "step that reaches TRAIN_TOKENS.",
-        unit="steps",
         minimum=1,
         resume=FREE,
         used_by=TRAIN | {"data"},
     )
-    learning_rate: float = setting(1e-3, "Peak learning rate.", positive=True, maximum=10)
+    learning_rate: Positive = setting(1e-3, "Peak learning rate.", maximum=10)
     min_learning_rate: float = setting(
         DERIVED,
         "Learning rate at the end of the schedule. Default: a tenth of LEARNING_RATE.",
         maximum=10,
     )
-    warmup_tokens: int = setting(
+    warmup_tokens: Tokens = setting(
         0,
         "Number of tokens over which the learning rate rises linearly from zero.",
-        unit=TOKENS,
     )
     lr_schedule: str = setting(
         "cosine",
@@ -154,10 +147,9 @@ class Training(Section):
         "or constant and then linear down to it (`wsd`).",
         choices=("cosine", "wsd"),
     )
-    decay_tokens: int | None = setting(
+    decay_tokens: Tokens | None = setting(
         DERIVED,
         "Length of the linear decay, which ends at TRAIN_TOKENS. Default: a fifth of TRAIN_TOKENS.",
-        unit=TOKENS,
         minimum=1,
         needs="LR_SCHEDULE=wsd",
     )
@@ -177,10 +169,9 @@ class Training(Section):
     grad_clip: float = setting(
         1.0, "Largest norm of the gradient over all parameters. 0 does not clip."
     )
-    log_every: int = setting(
+    log_every: Steps = setting(
         10,
         "Number of steps between lines on the console. metrics.jsonl always has every step.",
-        unit="steps",
         minimum=1,
         resume=FREE,
     )
@@ -215,10 +206,9 @@ class Wan(Section):
         choices=("ddp", "diloco"),
         used_by=PRETRAIN | FIND,
     )
-    sites: int = setting(
+    sites: Count = setting(
         1,
         "Number of sites (clusters connected by a WAN). NODES must be a multiple of it.",
-        minimum=1,
         used_by=PRETRAIN | FIND,
     )
     lighthouse: str = setting(
@@ -229,10 +219,9 @@ class Wan(Section):
         needs="SYNC=diloco",
         resume=FREE,
     )
-    min_sites: int = setting(
+    min_sites: Count = setting(
         1,
         "Smallest number of sites that continue training while the others are away.",
-        minimum=1,
         needs="SYNC=diloco",
         resume=FREE,
     )
@@ -246,32 +235,28 @@ class DiLoCo(Section):
     RESUME = TRACKED
     NEEDS = "SYNC=diloco"
 
-    sync_every: int = setting(
+    sync_every: Steps = setting(
         30,
         "Number of local steps between synchronizations (H in the DiLoCo paper). "
         "With SYNC_FRAGMENTS, each fragment is synchronized once in that interval.",
-        unit="steps",
         minimum=1,
     )
-    sync_fragments: int = setting(
+    sync_fragments: Count = setting(
         1,
         "Number of parts of the model that are synchronized in turn (streaming DiLoCo).",
-        minimum=1,
     )
-    sync_delay: int = setting(
+    sync_delay: Steps = setting(
         0,
         "Number of steps that training continues while a synchronization is in progress.",
-        unit="steps",
     )
     sync_dtype: str = setting(
         "bfloat16",
         "Data type of the pseudo-gradients on the wire. They are averaged in float32.",
         choices=("bfloat16", "float32"),
     )
-    outer_learning_rate: float = setting(
+    outer_learning_rate: Positive = setting(
         0.7,
         "Learning rate of the outer Nesterov optimizer (Douillard et al. 2023).",
-        positive=True,
         maximum=2,
     )
     outer_momentum: float = setting(0.9, "Momentum of the outer Nesterov optimizer.", maximum=0.999)
@@ -283,32 +268,28 @@ class Evaluation(Section):
 
     USED_BY = TRAIN | {"eval"}
 
-    eval_every: int = setting(
+    eval_every: Steps = setting(
         1000,
         "Number of steps between evaluations. 0 evaluates only at the end.",
-        unit="steps",
         used_by=TRAIN,
     )
-    eval_tokens: int = setting(
+    eval_tokens: Tokens = setting(
         65536,
         "Size of the fixed validation set that is used during training. "
         "The evaluation at the end uses all validation data, up to 20 x EVAL_TOKENS.",
-        unit=TOKENS,
         minimum=256,
         resume=TRACKED,
     )
-    eval_minutes: float = setting(
+    eval_minutes: Positive = setting(
         10,
         "Time limit of an evaluation; the one at the end gets 20 times as much. "
         "Training continues if an evaluation is stopped.",
         unit="minutes",
-        positive=True,
     )
-    core_every: int = setting(
+    core_every: Steps = setting(
         0,
         "Number of steps between evaluations of the CORE metric, which is then also computed at "
         "the end. 0 leaves it to `make eval`.",
-        unit="steps",
         used_by=PRETRAIN,
     )
     core_bundle: str = setting(

@@ -1,7 +1,7 @@
 """Settings of watching, tracking and measuring runs."""
 
 from settings.declare import Format, Section, section, setting
-from settings.run import NAME, NAMES
+from settings.run import NAMES, Name
 from settings.targets import TRAIN
 
 REPOSITORY = Format(
@@ -110,11 +110,10 @@ class Tracking(Section):
         "and `disabled` otherwise.",
         choices=("auto", "online", "offline", "disabled"),
     )
-    wandb_project: str = setting("pure-transformer", "Project in Weights & Biases.", format=NAME)
-    wandb_entity: str = setting(
+    wandb_project: Name = setting("pure-transformer", "Project in Weights & Biases.")
+    wandb_entity: Name = setting(
         "",
         "Team or user in Weights & Biases. Default: the owner of the key.",
-        format=NAME,
         example="my-team",
     )
     trackers: str = setting(
