@@ -344,8 +344,6 @@ class Recorder:
         self.waiting: list[Record] = []
         self.failed = False
         self.recent: collections.deque[float] = collections.deque(maxlen=PACE_STEPS)
-        self.recorded_step = 0
-        self.saved_step = 0
         if active:
             try:
                 self.open()
@@ -361,15 +359,15 @@ class Recorder:
         A last line that a kill left without an end is cut off: the next record starts on its own.
         """
         reader = RecordReader(self.path)
-        self.recorded_step = self.saved_step = 0
+        self.recorded_step = 0
+        self.saved_step = 0
         for record in reader.read_all():
-            step = record.get("step")
-            if isinstance(step, int):
-                self.recorded_step = max(self.recorded_step, step)
-                if record["event"] == "checkpoint":
-                    self.saved_step = step
-                elif record["event"] in GOES_BACK:
-                    self.saved_step = min(self.saved_step, step)
+            step = record.get("step") or 0
+            self.recorded_step = max(self.recorded_step, step)
+            if record["event"] == "checkpoint":
+                self.saved_step = step
+            elif record["event"] in GOES_BACK:
+                self.saved_step = min(self.saved_step, step)
         self.file = open(self.path, "ab", buffering=0)  # noqa: SIM115
         self.file.truncate(reader.position)
         self.written = reader.position

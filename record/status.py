@@ -147,18 +147,6 @@ def read(path: Path) -> dict[str, Any]:
     }
 
 
-def recall(metrics: Path) -> dict[str, Any]:
-    """Return what the end of the record tells of a status."""
-    state: dict[str, Any] = {"phase": "unknown"}
-    with contextlib.suppress(OSError):
-        for record in RecordReader(metrics, LAST_BYTES).read_new():
-            state |= {"phase": "training", "heartbeat": record["time"]}
-            state |= {key: record[key] for key in ("host", *KNOWN) if key in record}
-            if record["event"] == "end":
-                state["phase"] = record.get("reason", "done")
-    return state
-
-
 # ---------------------------------------------------------------------------------------------------
 # The targets
 # ---------------------------------------------------------------------------------------------------
@@ -166,7 +154,7 @@ def recall(metrics: Path) -> dict[str, Any]:
 
 def is_run(paths: RunPaths) -> bool:
     """Return whether a folder is that of a run, or of somebody who lets nobody look into it."""
-    if not os.path.isdir(paths.folder):
+    if not paths.folder.is_dir():
         return False
     files = (paths.status, paths.metrics, paths.config)
     return is_closed(paths) or any(map(os.path.lexists, files)) or has_job(paths)
@@ -202,7 +190,14 @@ def look_up(paths: RunPaths) -> tuple[dict[str, Any], str]:
             return {}, ""
     except ValueError as error:
         fault = str(error)
-    return recall(paths.metrics), f"  (STATUS.json {fault}; this is from metrics.jsonl)"
+    state: dict[str, Any] = {"phase": "unknown"}
+    with contextlib.suppress(OSError):
+        for record in RecordReader(paths.metrics, LAST_BYTES).read_new():
+            state |= {"phase": "training", "heartbeat": record["time"]}
+            state |= {key: record[key] for key in ("host", *KNOWN) if key in record}
+            if record["event"] == "end":
+                state["phase"] = record.get("reason", "done")
+    return state, f"  (STATUS.json {fault}; this is from metrics.jsonl)"
 
 
 def line_of(name: str, state: dict[str, Any], phase: str, over: bool, now: float) -> str:
@@ -210,33 +205,29 @@ def line_of(name: str, state: dict[str, Any], phase: str, over: bool, now: float
     line = f"{name:30} {phase:14} step {state.get('step', 0)}"
     if "last_step" in state:
         line += f"/{state['last_step']}"
-    line += "  "
     if is_number(state.get("loss")):
-        line += f"loss {state['loss']:.4f}"
+        line += f"  loss {state['loss']:.4f}"
     if not over and is_number(state.get("heartbeat")):
         line += f"  updated {now - state['heartbeat']:.0f} s ago on {state.get('host')}"
-    return make_printable(line.rstrip())
+    return make_printable(line)
 
 
 def describe_results(paths: RunPaths) -> str:
     """Return the last validation loss, the date of the last heartbeat, and the size of the folder."""
     if is_closed(paths):
         return ""
-    words = []
     state, _ = look_up(paths)
-    loss = state.get("val_loss")
-    if is_number(loss):
-        words.append(f"validation {loss:.4f}")
-    heartbeat = state.get("heartbeat")
-    if is_number(heartbeat):
-        words.append(time.strftime("%Y-%m-%d", time.localtime(heartbeat)))
+    text = ""
+    if is_number(state.get("val_loss")):
+        text += f"  validation {state['val_loss']:.4f}"
+    if is_number(state.get("heartbeat")):
+        text += time.strftime("  %Y-%m-%d", time.localtime(state["heartbeat"]))
     size = 0
     for folder, _, names in os.walk(paths.folder):
         for name in names:
             with contextlib.suppress(OSError):  # a checkpoint that training deletes just now
                 size += os.lstat(os.path.join(folder, name)).st_size
-    words.append(f"{size / 1e6:,.1f} MB")
-    return "".join(f"  {word}" for word in words)
+    return f"{text}  {size / 1e6:,.1f} MB"
 
 
 def describe_wandb(paths: RunPaths) -> str:
