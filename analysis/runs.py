@@ -21,7 +21,7 @@ import numpy as np
 
 from hardware.model_size import parameters
 from record.exit_codes import BAD_DATA
-from record.goodput import Goodput, Timeline
+from record.goodput import Timeline
 from record.metrics import GOES_BACK, STEP_KEYS, Record, RecordReader
 from record.run_paths import RunPaths
 from settings.config import SETTINGS, Config, build_config
@@ -59,8 +59,7 @@ class Run:
         state: complete or stopped, in words, if a log says so; "" for a record.
         settings: as the run was started last; empty if unknown.
         attempts: machine, versions and commit of each attempt, as config.json has them.
-        timeline: when the run did what; None for a log.
-        goodput: where the time from the first start to the last record went; None for a log.
+        timeline: when the run did what, and where its time went; None for a log.
         energy: of its GPUs; None if they were not sampled.
         samples: of its GPUs: time in Unix seconds, and what was sampled around it (energy/downsample.py).
         remarks: what a reader of these numbers must know, in sentences.
@@ -80,7 +79,6 @@ class Run:
     settings: Mapping[str, Any] = field(default_factory=dict)
     attempts: Sequence[Mapping[str, Any]] = ()
     timeline: Timeline | None = None
-    goodput: Goodput | None = None
     energy: "Energy | None" = None
     samples: Mapping[str, np.ndarray] = field(default_factory=dict)
     remarks: Sequence[str] = ()
@@ -188,7 +186,6 @@ def read_run(folder: Path) -> Run:
         settings=config.stored() if config else {},
         attempts=attempts,
         timeline=timeline,
-        goodput=timeline.totals(),
         remarks=remarks,
     )
 

@@ -135,7 +135,7 @@ class Known:
         return Progress(
             attempt=attempt,
             damaged_lines=damaged_lines or None,
-            goodput=self.timeline.totals().as_dict() if self.from_beginning else {},
+            goodput=self.timeline.as_dict() if self.from_beginning else {},
             rested_s=self.rested_s or None if self.from_beginning else None,
             end_reason=str(self.last.get("reason", "")) if self.last["event"] == "end" else "",
             **self.facts,

@@ -48,59 +48,6 @@ CLAIMS = {
 SET_S = 0.01  # a wall clock that moved that much against the monotonic one was set
 
 
-@dataclasses.dataclass(frozen=True)
-class Goodput:
-    """The seconds of a run by category. Together they are its wall time.
-
-    Attributes:
-        seconds: category -> seconds, for each of CATEGORIES.
-        start_up: phase -> seconds, of `start_up`.
-        lost_steps: trained, and then the run went back past them.
-        skipped_steps: computed, and their update was not applied.
-    """
-
-    seconds: Mapping[str, float]
-    start_up: Mapping[str, float]
-    lost_steps: int
-    skipped_steps: int
-    attempts: int
-
-    @property
-    def wall_s(self) -> float:
-        return sum(self.seconds.values())
-
-    @property
-    def goodput(self) -> float:
-        """The fraction of the time that trained what the run still has; 0 for no time at all."""
-        if self.wall_s == 0:
-            return 0.0
-        return self.seconds["training"] / self.wall_s
-
-    def as_dict(self) -> dict[str, float]:
-        """Return category -> seconds, to the millisecond, for the `end` record."""
-        return {category: round(seconds, 3) for category, seconds in self.seconds.items()}
-
-    def summary(self) -> str:
-        """Return one line for the console, without what rounds to 0:00."""
-        phases = []
-        for phase, seconds in self.start_up.items():
-            if round(seconds):
-                phases.append(f"{phase} {duration(seconds)}")
-        details = {
-            "start_up": ", ".join(phases),
-            "lost_work": f"{self.lost_steps:,} steps lost, {self.skipped_steps:,} skipped",
-            "down": f"{self.attempts:,} attempts",
-        }
-        parts = []
-        for category, name in CATEGORIES.items():
-            seconds = self.seconds[category]
-            if round(seconds):
-                detail = f" ({details[category]})" if details.get(category) else ""
-                parts.append(f"{name} {duration(seconds)}{detail}")
-        head = f"goodput {100 * self.goodput:.1f}% of {duration(self.wall_s)}"
-        return f"{head}: {', '.join(parts)}" if parts else head
-
-
 @dataclasses.dataclass
 class Attempt:
     """What an attempt's records say of where and when it ran.
@@ -137,14 +84,6 @@ class Claim(NamedTuple):
     step: int = 0
 
 
-def account(records: Iterable[Record]) -> Goodput:
-    """Return where the time went from the first start to the last record."""
-    timeline = Timeline()
-    for record in records:
-        timeline.add(record)
-    return timeline.totals()
-
-
 class Timeline:
     """The time of a run, record by record.
 
@@ -153,10 +92,12 @@ class Timeline:
         claims: in the order of the records. `training` and `data_wait` are of the steps that the run has.
         last_step: of these steps; 0 without one.
         unclaimed: seconds of this attempt that have passed and no record claims.
-        start_up, lost_steps, skipped_steps: see Goodput.
+        start_up: phase -> seconds, of the category `start_up`.
+        lost_steps: trained, and then the run went back past them.
+        skipped_steps: computed, and their update was not applied.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, records: Iterable[Record] = ()) -> None:
         self.attempts: list[Attempt] = []
         self.claims: list[Claim] = []
         self.last_step = 0
@@ -166,6 +107,8 @@ class Timeline:
         self.skipped_steps = 0
         self.time = 0.0  # of the last record, in Unix seconds
         self.is_done = False  # whether the last record says that the run was done
+        for record in records:
+            self.add(record)
 
     def steps(self) -> list[Claim]:
         """Return the training of each step that the run has, in order."""
@@ -248,21 +191,43 @@ class Timeline:
             self.claims[place] = claim._replace(category="lost_work")
             self.lost_steps += claim.category == "training"
 
-    def totals(self) -> Goodput:
-        """Return the sums up to the last record."""
+    def seconds(self) -> dict[str, float]:
+        """Return the seconds up to the last record by category. Together they are the wall time."""
         seconds = dict.fromkeys(CATEGORIES, 0.0)
         for claim in self.claims:
             seconds[claim.category] += claim.seconds
         passed = fsum(attempt.end - attempt.begin for attempt in self.attempts)
         seconds["other"] = max(0.0, passed - fsum(seconds.values()))
         seconds["down"] = fsum(attempt.down_s for attempt in self.attempts)
-        return Goodput(
-            seconds=seconds,
-            start_up=dict(self.start_up),
-            lost_steps=self.lost_steps,
-            skipped_steps=self.skipped_steps,
-            attempts=len(self.attempts),
-        )
+        return seconds
+
+    def as_dict(self) -> dict[str, float]:
+        """Return category -> seconds, to the millisecond, for the `end` record."""
+        return {category: round(seconds, 3) for category, seconds in self.seconds().items()}
+
+    def summary(self) -> str:
+        """Return one line for the console, without what rounds to 0:00.
+
+        Goodput is the fraction of the time that trained what the run still has.
+        """
+        phases = []
+        for phase, seconds in self.start_up.items():
+            if round(seconds):
+                phases.append(f"{phase} {duration(seconds)}")
+        details = {
+            "start_up": ", ".join(phases),
+            "lost_work": f"{self.lost_steps:,} steps lost, {self.skipped_steps:,} skipped",
+            "down": f"{len(self.attempts):,} attempts",
+        }
+        parts = []
+        totals = self.seconds()
+        for category, seconds in totals.items():
+            if round(seconds):
+                detail = f" ({details[category]})" if details.get(category) else ""
+                parts.append(f"{CATEGORIES[category]} {duration(seconds)}{detail}")
+        wall_s = sum(totals.values())
+        goodput = totals["training"] / (wall_s or 1)
+        return f"goodput {goodput:.1%} of {duration(wall_s)}: {', '.join(parts) or 'nothing'}"
 
 
 def number(record: Mapping[str, Any], key: str) -> float:

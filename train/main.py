@@ -259,7 +259,7 @@ def end_record(job: Job, reason: str) -> None:
         job.recorder.sync()
         last = job.recorder.entry("end", job.step, job.tokens, **values)
         try:
-            account = goodput.account(
+            account = goodput.Timeline(
                 itertools.chain(metrics.read_records(job.paths.metrics), [last])
             )
         except Exception as error:  # the run is whole without the sum
@@ -275,7 +275,7 @@ def end_record(job: Job, reason: str) -> None:
             **values,
         )
         if account:
-            finished = f"\nFinished in {metrics.duration(sum(account.seconds.values()))}."
+            finished = f"\nFinished in {metrics.duration(sum(account.seconds().values()))}."
             job.recorder.say(account.summary(), finished if reason == "done" else "")
     job.recorder.close()
 

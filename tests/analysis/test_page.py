@@ -14,11 +14,12 @@ import pytest
 from analysis.page.build import write_page
 from analysis.runs import Run, read_run
 from analysis.summary import find_window, smooth
-from record.goodput import CATEGORIES, Goodput
+from record.goodput import Timeline
 from settings.config import Config
 from tests.analysis import made_runs
 from tests.analysis.made_runs import START, write_run
 from tests.browser import Browser, needs_chromium
+from tests.record.clock import Clock
 from tests.running import wait_until
 
 pytestmark = needs_chromium
@@ -270,11 +271,11 @@ def test_paper_is_light_and_has_no_controls(page):
 
 
 def test_a_page_says_what_was_trained_and_what_words_mean(page):
-    seconds = dict.fromkeys(CATEGORIES, 0.0) | {"training": 60.0, "down": 20.0}
+    clock = Clock().start().steps(1, 1, seconds=60.0).resume(1, down=20.0)
     folder = write_run(page.path.parent / "d16", 3.0)
     run = read_run(folder)
     evals = [*run.evals, made_runs.make_eval(20, 3.5, full=True, compressed_bpb={"xz -9": 1.698})]
-    page.draw(replace(run, evals=evals, goodput=Goodput(seconds, {}, 0, 0, 2)))
+    page.draw(replace(run, evals=evals, timeline=Timeline(clock.records)))
     (header,) = page.texts("header")
     for words in ("abc123", "1.698", "3.5000"):
         assert words in header

@@ -174,7 +174,7 @@ class Run:
         return (
             f"{sum(self.blows.values())} blows ({', '.join(f'{n} {what}' for what, n in self.blows.items())}), "
             f"{self.starts} starts, {attempts} attempts that trained, {len(made) - len(set(made))} of {len(made)} "
-            f"steps made again, goodput {100 * goodput.account(records).goodput:.0f}%"
+            f"steps made again, {goodput.Timeline(records).summary()}"
         )
 
 

@@ -12,7 +12,7 @@ import pytest
 from monitor import tail as module
 from monitor.tail import RECENT, Tail
 from record import metrics
-from record.goodput import account
+from record.goodput import Timeline
 
 START = 1.7e9
 
@@ -164,7 +164,7 @@ def test_another_attempt_begins_anew_and_the_end_says_why(run: Record) -> None:
     assert look(run).step_s is None
     run.step(5, 1.0)
     assert look(run).step_s == 1.0
-    spent = account(metrics.read_records(run.path)).as_dict()
+    spent = Timeline(metrics.read_records(run.path)).as_dict()
     assert look(run).goodput == spent and spent["lost_work"] == 8.0
 
 
@@ -283,7 +283,7 @@ def test_a_file_that_shrank_or_is_another_begins_anew(run: Record, tmp_path: Pat
     assert (
         seen
         and seen.step == 39
-        and seen.goodput == account(metrics.read_records(run.path)).as_dict()
+        and seen.goodput == Timeline(metrics.read_records(run.path)).as_dict()
     )
     run.path.unlink()
     assert tail.look() is None
@@ -311,7 +311,9 @@ def test_looks_in_between_change_nothing(run: Record, monkeypatch: pytest.Monkey
         if chance.random() < 0.05:
             tail.look()
     once = look(run)
-    assert tail.look() == once and once.goodput == account(metrics.read_records(run.path)).as_dict()
+    assert (
+        tail.look() == once and once.goodput == Timeline(metrics.read_records(run.path)).as_dict()
+    )
 
     monkeypatch.setattr(module, "SLICE_BYTES", 50_000)
     monkeypatch.setattr(module, "LAST_BYTES", 100_000)
