@@ -30,7 +30,7 @@ KEYS = {
 SHAPE = (*KEYS, "QK_NORM")
 
 # Key -> the only value that this model computes, and why.
-COMPUTED = {
+COMPUTED: dict[str, tuple[Any, str]] = {
     "attention_bias": (False, "its matrix products have no biases"),
     "mlp_bias": (False, "its matrix products have no biases"),
     "hidden_act": ("silu", "it has SwiGLU"),
@@ -72,16 +72,18 @@ def parse_shape(config: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     if kind not in ("llama", "qwen3"):
         return {}, [f"config.json has model_type={show(kind)}. It must be llama or qwen3."]
     facts: dict[str, Any] = {"tie_word_embeddings": False, "rope_theta": 10000.0}
+    if kind == "qwen3":
+        facts["head_dim"] = 128
+    else:
+        facts["num_key_value_heads"] = config.get("num_attention_heads")
     for key, value in {**config, **find_rope(config)}.items():
         if value is not None:
             facts[key] = value
-    if kind == "llama":
-        facts.setdefault("num_key_value_heads", facts.get("num_attention_heads"))
     texts = {name: format_value(facts.get(key)) for name, key in KEYS.items()}
     texts["QK_NORM"] = format_value(kind == "qwen3")
     values, invalid = parse(give(texts, "config.json"))
     missing = [f"config.json has no {key}." for name, key in KEYS.items() if not texts[name]]
-    return values, [*find_unsupported(kind, facts), *missing, *invalid.values()]
+    return values, [*find_unsupported(facts, values), *missing, *invalid.values()]
 
 
 def find_rope(config: dict[str, Any]) -> dict[str, Any]:
@@ -92,18 +94,21 @@ def find_rope(config: dict[str, Any]) -> dict[str, Any]:
     return {"rope_type": rope}  # of each kind of layer, for example
 
 
-def find_unsupported(kind: str, facts: dict[str, Any]) -> Iterator[str]:
-    """Yield a sentence for each part of the model that this one does not have."""
-    checks = [(key, facts.get(key), right, why) for key, (right, why) in COMPUTED.items()]
-    layers = facts.get("layer_types") or []
-    if not isinstance(layers, list) or set(map(str, layers)) - {"full_attention"}:
-        checks.append(("layer_types", layers, None, "every token attends to all tokens before it"))
-    heads = facts.get("num_attention_heads")
-    width = facts.get("hidden_size")
-    head_dim = facts.get("head_dim", 128 if kind == "qwen3" else None)
-    if not (isinstance(head_dim, int) and isinstance(heads, int) and head_dim * heads == width):
-        checks.append(("head_dim", head_dim, None, f"its {heads} heads share the width {width}"))
-    for key, value, right, why in checks:
+def find_unsupported(facts: Values, values: Values) -> Iterator[str]:
+    """Yield a sentence for each part of the model that this one does not have.
+
+    Args:
+        facts: of config.json.
+        values: of settings, which are those facts.
+    """
+    width = values.get("N_EMBD", 0) / values.get("N_HEAD", 1)
+    layers = ["full_attention"] * values.get("N_LAYER", 0)
+    computed = COMPUTED | {
+        "head_dim": (width, f"its heads are {width:g} wide"),
+        "layer_types": (layers, "every token attends to all tokens before it"),
+    }
+    for key, (right, why) in computed.items():
+        value = facts.get(key)
         if value not in (None, right):
             yield f"config.json has {key}={show(value)}, which this model does not compute: {why}."
     epsilon = facts.get("rms_norm_eps", 1e-6)

@@ -28,17 +28,13 @@ def explain_name(name: str, text: str | None = None) -> str:
         constant = format_value(CONSTANTS.get(name))
         if text in ("", constant):
             return ""
-        sentence = "This is no longer a setting."
-        if constant:
-            sentence += f" Its value is always {constant}."
-        return f"{sentence} {REPLACEMENTS.get(name, 'Leave it out.')}"
+        always = f" Its value is always {constant}." if constant else ""
+        return f"This is no longer a setting.{always} {REPLACEMENTS.get(name, 'Leave it out.')}"
     if name in VARIABLES:
-        users = list_targets(VARIABLES[name])
-        return f"This is not a setting. It is a variable of {users}."
+        return f"This is not a setting. It is a variable of {list_targets(VARIABLES[name])}."
     nearest = find_meant(name)
-    if nearest:
-        return f"There is no such setting. Did you mean {nearest}?"
-    return "There is no such setting. `make settings` lists them."
+    hint = f"Did you mean {nearest}?" if nearest else "`make settings` lists them."
+    return f"There is no such setting. {hint}"
 
 
 def explain_target(target: str) -> str:
@@ -59,17 +55,12 @@ def explain_target(target: str) -> str:
 def find_meant(name: str, similarity: float = 0.7) -> str | None:
     """Return the setting that another trainer calls by this name, or the most similar one."""
     name = name.upper()
-    if name in OTHER_NAMES:
-        return OTHER_NAMES[name]
-    return find_nearest(name, SETTINGS, similarity)
+    return OTHER_NAMES.get(name) or find_nearest(name, SETTINGS, similarity)
 
 
 def find_nearest(name: str, names: Iterable[str], similarity: float = 0.6) -> str | None:
     """Return the most similar of these names, if any is similar enough."""
-    similar = difflib.get_close_matches(name, list(names), 1, similarity)
-    if not similar:
-        return None
-    return similar[0]
+    return next(iter(difflib.get_close_matches(name, list(names), 1, similarity)), None)
 
 
 def list_targets(targets: Iterable[str]) -> str:

@@ -100,9 +100,9 @@ def compare_with_stored(stored: Values, now: Values) -> tuple[list[str], dict[st
             )
         else:
             changes[name] = [before, value]
-    constants = {name: CONSTANTS[name] for name in NAMES["shaped_a_run"]}
-    constants["SYNC_ALPHA"] = 0.5 if stored.get("SYNC_DELAY") else 0.0
-    for name, constant in constants.items():
+    alpha = 0.5 if stored.get("SYNC_DELAY") else 0.0
+    for name in NAMES["shaped_a_run"]:
+        constant = CONSTANTS.get(name, alpha)
         before = stored.get(name)
         if before in (None, constant):
             continue

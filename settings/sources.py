@@ -139,17 +139,18 @@ def read_file(
 
 def read_lines(path: Path, label: str, problems: list[str]) -> list[str]:
     """Return the lines of a file; none if it cannot be read."""
+    fault = "Must be a file with NAME=value lines, in UTF-8"
+    text = ""
     try:
-        if path.exists() and not path.is_file():  # reading a pipe or /dev/zero would not end
-            problems.append(f"{label}: Must be a file with NAME=value lines.")
-            return []
-        text = path.read_bytes().decode()
+        if path.is_file() or not path.exists():  # reading a pipe or /dev/zero would not end
+            text = path.read_bytes().decode()
+            fault = ""
     except OSError as error:
-        problems.append(f"{label}: Cannot be read: {error.strerror}.")
-        return []
+        fault = f"Cannot be read: {error.strerror}"
     except UnicodeDecodeError:
-        problems.append(f"{label}: Must be text in UTF-8.")
-        return []
+        pass
+    if fault:
+        problems.append(f"{label}: {fault}.")
     plain = text.removeprefix("\ufeff").replace("\r\n", "\n")
     if plain != text:
         problems.append(f"{label}: Save it with Unix line ends and without a byte order mark.")

@@ -227,7 +227,7 @@ def test_all_differences_are_said_at_once_with_the_value_to_set(
         ({"attention_bias": True}, ["attention_bias=true", "no biases"]),
         ({"mlp_bias": True}, ["mlp_bias=true"]),
         ({"hidden_act": "gelu"}, ["hidden_act=gelu", "SwiGLU"]),
-        ({"head_dim": 32}, ["head_dim=32", "4 heads share the width 64"]),
+        ({"head_dim": 32}, ["head_dim=32", "its heads are 16 wide"]),
         ({"head_dim": "x"}, ["head_dim=x"]),
         ({"head_dim": {}}, ["head_dim={}"]),
         (
