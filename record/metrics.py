@@ -344,6 +344,8 @@ class Recorder:
         self.waiting: list[Record] = []
         self.failed = False
         self.recent: collections.deque[float] = collections.deque(maxlen=PACE_STEPS)
+        self.recorded_step = 0
+        self.saved_step = 0
         if active:
             try:
                 self.open()
@@ -359,8 +361,6 @@ class Recorder:
         A last line that a kill left without an end is cut off: the next record starts on its own.
         """
         reader = RecordReader(self.path)
-        self.recorded_step = 0
-        self.saved_step = 0
         for record in reader.read_all():
             step = record.get("step") or 0
             self.recorded_step = max(self.recorded_step, step)

@@ -18,9 +18,7 @@ def name_checkpoint(step: int) -> str:
 def step_of_checkpoint(name: str) -> int | None:
     """Return the step of a checkpoint's folder; None for any other name, such as that of an unfinished one."""
     match = CHECKPOINT.fullmatch(name)
-    if match is None:
-        return None
-    return int(match[1])
+    return int(match[1]) if match else None
 
 
 def list_checkpoints(folder: Path) -> list[int]:
@@ -30,12 +28,8 @@ def list_checkpoints(folder: Path) -> list[int]:
     """
     if not folder.is_dir():
         return []
-    steps = []
-    for name in os.listdir(folder):
-        step = step_of_checkpoint(name)
-        if step is not None:
-            steps.append(step)
-    return sorted(steps)
+    steps = map(step_of_checkpoint, os.listdir(folder))
+    return sorted(step for step in steps if step is not None)
 
 
 class RunPaths:
@@ -80,14 +74,12 @@ class RunPaths:
     @classmethod
     def of(cls, runs_dir: str, run_name: str, root: Path) -> "RunPaths":
         """Return the paths of a run; a relative RUNS_DIR starts at the repository's root."""
-        folder = root / runs_dir / run_name
-        return cls(folder.absolute())
+        return cls((root / runs_dir / run_name).absolute())
 
     @classmethod
     def of_node(cls, c: Any, root: Path) -> "RunPaths":
         """Return those of the node that a Config is for."""
-        folder = root / c.run_folder
-        return cls(folder.absolute(), c.rank_in_site)
+        return cls((root / c.run_folder).absolute(), c.rank_in_site)
 
     def of_site(self, site: int) -> "RunPaths":
         """Return those of another site of this run; called on the first's."""

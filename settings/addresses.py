@@ -1,6 +1,8 @@
 """Addresses as settings write them: HOST, HOST:PORT or [IPV6]:PORT."""
 
 import ipaddress
+import re
+from urllib.parse import urlsplit
 
 IPV6 = r"[0-9A-Fa-f]*:[0-9A-Fa-f]*:[0-9A-Fa-f:.]*"
 HOST = r"[A-Za-z0-9][A-Za-z0-9.-]*"
@@ -11,12 +13,10 @@ PATTERN = rf"(\[{IPV6}\]|{HOST})(:{PORT})?|{IPV6}"
 
 def split_address(address: str, default_port: int) -> tuple[str, int]:
     """Split an address. A bare IPv6 address has no port."""
-    host, _, port = address.rpartition(":")
-    has_port = host.endswith("]") or (host and ":" not in host)
-    if not has_port:
-        host = address
-        port = str(default_port)
-    return host.strip("[]"), int(port)
+    if re.fullmatch(IPV6, address):
+        address = f"[{address}]"
+    parts = urlsplit(f"//{address}")
+    return parts.hostname or "", parts.port or default_port
 
 
 def join_address(host: str, port: int) -> str:

@@ -5,29 +5,11 @@ from typing import Annotated
 from settings.declare import Count, Format, Section, section, setting
 from settings.targets import CLUSTER, COMPUTE, LAUNCH, PREPARE_DATA
 
-IMAGE = Format(
-    r"[a-z0-9][a-z0-9._/:-]*(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(@sha256:[0-9a-f]{64})?",
-    "REGISTRY/REPOSITORY, with :TAG or @sha256:DIGEST if needed",
-)
-JOB_NAME = Format(r"[a-z]([-a-z0-9]{0,48}[a-z0-9])?", "a DNS label of at most 50 characters")
 DNS_LABEL = Format(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", "a DNS label")
 ObjectName = Annotated[
     str,
     ("format", Format(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", "the name of a Kubernetes object")),
 ]
-RESOURCE = Format(
-    r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", "DOMAIN/NAME"
-)
-LABEL_VALUE = Format(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", "the value of a label")
-PRODUCTS = Format(
-    r"[A-Za-z0-9][A-Za-z0-9._-]*(,[A-Za-z0-9][A-Za-z0-9._-]*)*",
-    "names of GPU products with commas between them",
-)
-TAINTS = Format(
-    r"[A-Za-z0-9][A-Za-z0-9./_-]*(=[A-Za-z0-9._-]+)?"
-    r"(,[A-Za-z0-9][A-Za-z0-9./_-]*(=[A-Za-z0-9._-]+)?)*",
-    "KEY or KEY=VALUE, with commas between several",
-)
 
 
 @section
@@ -40,7 +22,10 @@ class Cluster(Section):
         "",
         "Image repository that `make push` pushes to and pods pull from. "
         "With a tag or digest, pods use that one instead of the newest push.",
-        format=IMAGE,
+        format=Format(
+            r"[a-z0-9][a-z0-9._/:-]*(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(@sha256:[0-9a-f]{64})?",
+            "REGISTRY/REPOSITORY, with :TAG or @sha256:DIGEST if needed",
+        ),
         example="registry.example.org/lab/pure-transformer",
         used_by=LAUNCH | {"image", "push"},
     )
@@ -52,7 +37,10 @@ class Cluster(Section):
         used_by=CLUSTER | COMPUTE | PREPARE_DATA | {"export"},
     )
     job_name: str = setting(
-        "pure-transformer-8xa100", "Name of the Kubernetes Job.", format=JOB_NAME, used_by=CLUSTER
+        "pure-transformer-8xa100",
+        "Name of the Kubernetes Job.",
+        format=Format(r"[a-z]([-a-z0-9]{0,48}[a-z0-9])?", "a DNS label of at most 50 characters"),
+        used_by=CLUSTER,
     )
     namespace: str = setting(
         "",
@@ -70,19 +58,25 @@ class Cluster(Section):
     gpu_products: str = setting(
         "NVIDIA-A100-SXM4-80GB,NVIDIA-A100-80GB-PCIe",
         "GPU products to run on. `make sites` lists those of the cluster.",
-        format=PRODUCTS,
+        format=Format(
+            r"[A-Za-z0-9][A-Za-z0-9._-]*(,[A-Za-z0-9][A-Za-z0-9._-]*)*",
+            "names of GPU products with commas between them",
+        ),
     )
     gpu_resource: str = setting(
         "",
         "Name by which pods request GPUs; some clusters use a separate one for large GPUs. "
         "Default: the name that the nodes of GPU_PRODUCTS advertise, or else nvidia.com/gpu.",
-        format=RESOURCE,
+        format=Format(
+            r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?",
+            "DOMAIN/NAME",
+        ),
         example="nvidia.com/a100",
     )
     site: str = setting(
         "",
         "Zone that all pods must run in. `make sites` lists the zones. Default: any zone.",
-        format=LABEL_VALUE,
+        format=Format(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", "the value of a label"),
         example="ucsd",
     )
     volume: str = setting(
@@ -107,7 +101,14 @@ class Cluster(Section):
         maximum=10**5,
     )
     tolerations: str = setting(
-        "", "Taints that the pods tolerate.", format=TAINTS, example="nautilus.io/hardware=a100"
+        "",
+        "Taints that the pods tolerate.",
+        format=Format(
+            r"[A-Za-z0-9][A-Za-z0-9./_-]*(=[A-Za-z0-9._-]+)?"
+            r"(,[A-Za-z0-9][A-Za-z0-9./_-]*(=[A-Za-z0-9._-]+)?)*",
+            "KEY or KEY=VALUE, with commas between several",
+        ),
+        example="nautilus.io/hardware=a100",
     )
     priority_class: ObjectName = setting(
         "",

@@ -15,11 +15,6 @@ from settings.declare import (
 )
 from settings.targets import COMPUTE, FINETUNE, PREPARE_DATA, PRETRAIN
 
-DATA = Format(PRINTABLE, "a path, or hf:OWNER/NAME")
-MIXTURE = Format(
-    r"[a-z0-9-]+:[1-9][0-9]{0,5}(,[a-z0-9-]+:[1-9][0-9]{0,5})*",
-    "SOURCE:WEIGHT with integer weights (shares of training tokens), and commas between several",
-)
 LONGEST_NAME = 40  # of a source, which a run is named after
 
 
@@ -34,7 +29,7 @@ class Corpus(Section):
         "What to train on: a file or a folder, of text for pretraining and of conversations for "
         "fine-tuning. From the Hugging Face Hub: hf:OWNER/NAME:CONFIG:SPLIT. "
         "Default: the sources of DATA_MIX.",
-        format=DATA,
+        format=Format(PRINTABLE, "a path, or hf:OWNER/NAME"),
         example="novels.txt",
         resume=FROZEN,
         used_by=PRETRAIN | PREPARE_DATA | FINETUNE,
@@ -43,7 +38,10 @@ class Corpus(Section):
         "python-stdlib:1",
         "Sources of training text and their integer weights, measured in tokens. "
         "Each source is declared in sources/NAME.toml or DATA_DIR/sources/NAME.toml.",
-        format=MIXTURE,
+        format=Format(
+            r"[a-z0-9-]+:[1-9][0-9]{0,5}(,[a-z0-9-]+:[1-9][0-9]{0,5})*",
+            "SOURCE:WEIGHT with integer weights (shares of training tokens), and commas between several",
+        ),
         resume=FROZEN,
     )
     data_dir: PathText = setting(

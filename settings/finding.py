@@ -30,34 +30,23 @@ def from_sentence(name: str, level: str, sentence: str, code: int = 78) -> Findi
 
 def format_findings(findings: Sequence[Finding]) -> Iterator[str]:
     """Yield a line for each finding, with the names in one column."""
-    width = 0
+    width = max((len(finding.name) for finding in findings), default=0)
     for finding in findings:
-        width = max(width, len(finding.name))
-    for finding in findings:
-        name = finding.name.ljust(width)
-        line = f"{finding.level}  {name}  {finding.text}"
+        line = f"{finding.level}  {finding.name:{width}}  {finding.text}"
         if finding.fix:
-            line += ". " if finding.fix[0].isupper() else "; "
-            line += finding.fix
+            separator = ". " if finding.fix[0].isupper() else "; "
+            line += separator + finding.fix
         yield line
 
 
 def split(allow_fail: str, findings: Iterable[Finding]) -> tuple[list[Finding], list[Finding]]:
     """Return the failures that stop a run, and those that do not because ALLOW_FAIL names them."""
-    allowed_names = allow_fail.split(",")
-    stopping = []
-    allowed = []
-    for finding in findings:
-        if finding.level != FAIL:
-            continue
-        if finding.name in allowed_names:
-            allowed.append(finding)
-        else:
-            stopping.append(finding)
-    return stopping, allowed
+    names = allow_fail.split(",")
+    failed = [finding for finding in findings if finding.level == FAIL]
+    stopping = [finding for finding in failed if finding.name not in names]
+    return stopping, [finding for finding in failed if finding.name in names]
 
 
 def code_of(stopping: Sequence[Finding]) -> int:
     """Return the exit code: 0 if nothing stops the run, 64 if changing settings is enough, else 78."""
-    codes = [finding.code for finding in stopping]
-    return max(codes, default=0)
+    return max((finding.code for finding in stopping), default=0)

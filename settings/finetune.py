@@ -14,7 +14,6 @@ from settings.declare import (
 )
 from settings.targets import FINETUNE
 
-LAYERS = Format(r"[A-Za-z0-9_.]+(,[A-Za-z0-9_.]+)*", "names of layers with commas between them")
 PIPELINE = {"pipeline"}
 
 
@@ -90,7 +89,9 @@ class LoRA(Section):
         "attention,mlp",
         "Layers that get an adapter: `attention`, `mlp` (in a mixture of experts, the shared one), "
         "`experts`, or the last parts of parameter names.",
-        format=LAYERS,
+        format=Format(
+            r"[A-Za-z0-9_.]+(,[A-Za-z0-9_.]+)*", "names of layers with commas between them"
+        ),
         needs="LORA_RANK",
     )
     checkpoint_mode: str = setting(

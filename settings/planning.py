@@ -4,11 +4,6 @@ from settings.declare import Format, Positive, Section, section, setting
 from settings.run import NAMES
 from settings.targets import TRAIN
 
-GPUS = Format(
-    r"here|cpu|[1-9][0-9]{0,3}x[a-z0-9-]+(,[1-9][0-9]{0,3}x[a-z0-9-]+)*",
-    "COUNTxGPU with commas between several, or here, or cpu",
-)
-
 
 @section
 class Planning(Section):
@@ -19,7 +14,10 @@ class Planning(Section):
     cards: str = setting(
         "",
         "GPUs to plan for. `here` means the GPUs of this machine, which are also the default.",
-        format=GPUS,
+        format=Format(
+            r"here|cpu|[1-9][0-9]{0,3}x[a-z0-9-]+(,[1-9][0-9]{0,3}x[a-z0-9-]+)*",
+            "COUNTxGPU with commas between several, or here, or cpu",
+        ),
         example="8xa100-80gb-sxm",
     )
     mfu: float | None = setting(

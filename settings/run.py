@@ -30,12 +30,7 @@ Name = Annotated[
         ),
     ),
 ]
-PRESET = Format(PRINTABLE, "the name of a file in presets/")
 NAMES = Format(r"[a-z0-9-]+(,[a-z0-9-]+)*", "names with commas between them")
-ADDRESS = Format(
-    addresses.PATTERN, "a host name or IP address, or HOST:PORT with a port from 1024 to 65534"
-)
-RUN_SECRET = Format(r"[A-Za-z0-9_-]{16,128}", "16 to 128 letters, digits, '_' or '-'")
 MASTER_PORT = 29500
 
 
@@ -48,7 +43,7 @@ class Sources(Section):
     preset: str = setting(
         "tiny",
         "Recipe to use: a file presets/PRESET.env with values for the other settings.",
-        format=PRESET,
+        format=Format(PRINTABLE, "the name of a file in presets/"),
     )
     env_file: PathText = setting(".env", "File with your own settings, one NAME=value per line.")
     name: Name = setting(
@@ -126,7 +121,10 @@ class Machine(Section):
         "",
         "Host name or IP address of node 0. Every other node must be able to reach it. "
         "HOST:PORT uses another port than 29500. The port after it must be reachable, too.",
-        format=ADDRESS,
+        format=Format(
+            addresses.PATTERN,
+            "a host name or IP address, or HOST:PORT with a port from 1024 to 65534",
+        ),
         example="10.0.0.5",
         resume=FREE,
         used_by=NODE,
@@ -136,7 +134,7 @@ class Machine(Section):
         "Secret by which the machines of a run know each other. Needed where they do not share "
         "RUNS_DIR: node 0 or `make lighthouse` prints it. "
         "Default: a file in the run folder, made by node 0.",
-        format=RUN_SECRET,
+        format=Format(r"[A-Za-z0-9_-]{16,128}", "16 to 128 letters, digits, '_' or '-'"),
         example="what-node-0-prints",
         resume=FREE,
         secret=True,

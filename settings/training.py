@@ -18,11 +18,6 @@ from settings.declare import (
 )
 from settings.targets import COMPUTE, FIND, OPEN, PREPARE_DATA, PRETRAIN, TRAIN
 
-HOST_PORT = Format(f"{addresses.HOST}:{addresses.PORT}", "HOST:PORT with a port from 1024 to 65534")
-BUNDLE = Format(
-    r"https?://[^#,\s]+@sha256:[0-9a-f]{64}|(?!https?:|-)[^\s\x00-\x1f\x7f-\x9f\ud800-\udfff]+",
-    "a folder, a .zip file, or the address of one with @sha256:HASH after it",
-)
 CORE_BUNDLE = (
     "https://karpathy-public.s3.us-west-2.amazonaws.com/eval_bundle.zip"
     "@sha256:90a7c19e28ee7a52b4f6e1f87658deb9fde7f63deba2379045bdb1fe9ea5d200"
@@ -214,7 +209,9 @@ class Wan(Section):
     lighthouse: str = setting(
         "",
         "Address at which `make lighthouse` listens. Sites find each other through it.",
-        format=HOST_PORT,
+        format=Format(
+            f"{addresses.HOST}:{addresses.PORT}", "HOST:PORT with a port from 1024 to 65534"
+        ),
         example="10.0.0.5:29510",
         needs="SYNC=diloco",
         resume=FREE,
@@ -296,7 +293,10 @@ class Evaluation(Section):
         CORE_BUNDLE,
         "Tasks of the CORE metric. `make data-report` searches the training data for their text. "
         "`none` leaves CORE out.",
-        format=BUNDLE,
+        format=Format(
+            r"https?://[^#,\s]+@sha256:[0-9a-f]{64}|(?!https?:|-)[^\s\x00-\x1f\x7f-\x9f\ud800-\udfff]+",
+            "a folder, a .zip file, or the address of one with @sha256:HASH after it",
+        ),
         used_by=PRETRAIN | {"eval", "data-report"},
     )
     eval_examples: int = setting(

@@ -4,12 +4,6 @@ from settings.declare import Format, Section, section, setting
 from settings.run import NAMES, Name
 from settings.targets import TRAIN
 
-REPOSITORY = Format(
-    r"(?a:(?=.{3,96}$)(?!.*(--|\.\.|\.git$))\w([\w.-]*\w)?/\w([\w.-]*\w)?)",
-    "OWNER/NAME of at most 96 letters, digits, '-', '_' and '.'",
-)
-FIGURE = Format(r".*[^/]\.(pdf|svg|png)", "a file that ends in .pdf, .svg or .png")
-
 
 def one_or_more(*names: str) -> Format:
     """Describe a list of these names."""
@@ -64,7 +58,7 @@ class Watching(Section):
     figure: str = setting(
         "",
         "File for a figure of the losses compared, in the size of a column of a paper.",
-        format=FIGURE,
+        format=Format(r".*[^/]\.(pdf|svg|png)", "a file that ends in .pdf, .svg or .png"),
         example="loss.pdf",
         used_by={"compare"},
     )
@@ -138,7 +132,10 @@ class Tracking(Section):
         "",
         "Repository on the Hugging Face Hub that `make upload` writes to. It is created, private, "
         "if it does not exist.",
-        format=REPOSITORY,
+        format=Format(
+            r"(?a:(?=.{3,96}$)(?!.*(--|\.\.|\.git$))\w([\w.-]*\w)?/\w([\w.-]*\w)?)",
+            "OWNER/NAME of at most 96 letters, digits, '-', '_' and '.'",
+        ),
         example="my-name/tiny-python",
         used_by={"upload"},
     )
