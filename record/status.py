@@ -39,7 +39,6 @@ from record.run_paths import RunPaths
 from settings import ROOT, SettingsError
 from settings.config import Config
 from settings.json_file import read_object
-from settings.resolve import show_path
 
 log = logging.getLogger(__name__)
 
@@ -232,16 +231,8 @@ def describe_results(paths: RunPaths) -> str:
 
 def describe_wandb(paths: RunPaths) -> str:
     """Return a line that says where the run is at W&B; "" if it is not."""
-    state = read(paths.wandb_state)
-    where = state.get("url")
-    if not where and state.get("mode") == "offline" and any(paths.wandb.glob("offline-run-*")):
-        where = f"offline. To upload it: {sync_command(paths)}"
+    where = read(paths.wandb_state).get("where")
     return f"\n{'':30} W&B: {where}" if where else ""
-
-
-def sync_command(paths: RunPaths) -> str:
-    """Return the command that uploads the files of all offline attempts."""
-    return f"{show_path(Path(sys.prefix))}/bin/wandb sync {show_path(paths.wandb)}/offline-run-*"
 
 
 def stop(paths: RunPaths, patience_s: float = 150.0) -> str:

@@ -11,8 +11,8 @@ import secrets
 from typing import Any, cast
 
 from record.durable import write_whole
-from record.status import sync_command
 from record.trackers.follow import Row, Tracker
+from record.trackers.processes import BIN
 from settings.json_file import read_object
 from settings.resolve import show_path
 from settings.visible_gpus import is_gpu_visible
@@ -39,14 +39,15 @@ class WandbTracker(Tracker):
             stored = read_object(self.paths.wandb_state)
             if is_state(stored):
                 self.state |= stored
-        self.write_state(mode=self.config.wandb_mode, url=None)  # the id, before W&B knows it
+        self.write_state(where=None)  # the id, before W&B knows it
         self.there = self.connect()
         if self.config.wandb_mode == "offline":
-            command = sync_command(self.paths)
-            self.say(f"offline, in {show_path(self.paths.wandb)}; to upload it: {command}")
+            files = show_path(self.paths.wandb)
+            command = f"{BIN}/wandb sync {files}/offline-run-*"
+            self.write_state(where=f"offline, in {files}. To upload it: {command}")
         else:
-            self.write_state(url=self.there.url, sent=self.there.starting_step - 1)
-            self.say(self.there.url)
+            self.write_state(where=self.there.url, sent=self.there.starting_step - 1)
+        self.say(self.state["where"])
         return int(self.state["sent"])
 
     def write_state(self, **changes: Any) -> None:

@@ -291,7 +291,8 @@ def test_runs_are_listed_with_validation_loss_date_and_size(
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_a_run_that_others_may_not_read_hides_no_other_run() -> None:
     code = (
-        "import os, sys; from record import status; os.setgid(65534); os.setuid(65534); "
+        "import os, sys, settings.resolve; from record import status; os.setgid(65534); "
+        "os.setuid(65534); "
         "sys.exit(max(status.main([name]) for name in ('runs', 'status')))"
     )
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:

@@ -195,9 +195,11 @@ def test_two_attempts_are_one_run_without_doubled_steps(tmp_path: Path, mode: st
         assert read_steps(there) == [5, 10, 15, 20, 25, 30, 35, 40, 40]
         (one,) = there.lines
         assert there.ended == [(one, 1), (one, 75)]
-        url = json.loads((run / "wandb.json").read_text())["url"]
-        assert url in (None, f"{there.url}/a-team/pure-transformer/runs/{one}")
-        assert bool(url) == (mode == "online")
+        url = json.loads((run / "wandb.json").read_text())["where"]
+        assert url.startswith("offline") or url in (
+            f"{there.url}/a-team/pure-transformer/runs/{one}"
+        )
+        assert url.startswith("offline") == (mode == "offline")
     assert find_text(KEYS[1], run) == []
 
 
@@ -239,7 +241,7 @@ def test_servers_that_misbehave_change_nothing_of_a_run(
             assert "make mirror" in lines[-1] and len(lines) <= 3, out
             assert len(set(lines)) == len(lines) and "Traceback" not in out, out
             wait_until_gone(folder / "run")
-        assert json.loads((folder / "run" / "wandb.json").read_text())["url"] is None, manner
+        assert json.loads((folder / "run" / "wandb.json").read_text())["where"] is None, manner
 
     with ThreadPoolExecutor(4) as pool:  # at once, since most of it is waiting
         list(pool.map(check, MANNERS[1:]))

@@ -182,7 +182,9 @@ def test_every_bad_line_is_reported(root: Path) -> None:
 
 
 def test_a_file_that_cannot_be_read_is_named(root: Path) -> None:
-    assert read(root, "A=\udcff\n").problems == [".env: Must be a file with NAME=value lines, in UTF-8."]
+    assert read(root, "A=\udcff\n").problems == [
+        ".env: Must be a file with NAME=value lines, in UTF-8."
+    ]
     assert read(root, PRESET="tin").problems == [
         "PRESET=tin: Must be one of tiny. Did you mean tiny?"
     ]
