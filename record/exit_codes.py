@@ -33,11 +33,6 @@ class ExitCode:
     ends_job: bool = False
     counts: bool = False
 
-    @property
-    def phrase(self) -> str:
-        """The meaning within a sentence."""
-        return self.meaning[0].lower() + self.meaning[1:].rstrip(".")
-
 
 ROWS = (
     ExitCode(DONE, "The run is done.", "", ends_job=True),

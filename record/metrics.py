@@ -168,12 +168,12 @@ class RecordReader:
         self.last_bytes = last_bytes
         self.restarted = False
         self.size = 0
-        self.begin(b"", 0)
+        self.begin(b"")
 
-    def begin(self, first_line: bytes, position: int) -> None:
+    def begin(self, first_line: bytes) -> None:
         """Begin anew with another file, or with none."""
         self.first_line = first_line  # which is like no other: it has host and time
-        self.position = position
+        self.position = 0
         self.lines = 0
         self.damaged_lines = 0
         self.first_damage = ""
@@ -203,7 +203,11 @@ class RecordReader:
             is_another = first_line != self.first_line or self.size < self.position
             self.restarted = is_another and self.position > 0
             if is_another:
-                self.begin(first_line, self.find_start(file))
+                self.begin(first_line)
+                if self.last_bytes and self.last_bytes < self.size:
+                    file.seek(self.size - self.last_bytes - 1)
+                    file.readline()
+                    self.position = file.tell()
             file.seek(self.position)
             text = file.read(most_bytes) + file.readline()
         *lines, rest = text.split(b"\n")
@@ -217,14 +221,6 @@ class RecordReader:
         if not self.path.is_file():  # opening a pipe would wait for a writer
             raise OSError(errno.EINVAL, "is not a file", str(self.path))
         return open(self.path, "rb")
-
-    def find_start(self, file: BinaryIO) -> int:
-        """Return where the first line begins that is to be read."""
-        if self.last_bytes is None or self.last_bytes >= self.size:
-            return 0
-        file.seek(self.size - self.last_bytes - 1)
-        file.readline()
-        return file.tell()
 
     def parse(self, lines: Iterable[bytes]) -> list[Record]:
         records = []

@@ -1,6 +1,7 @@
 """Where a run comes from: machine, versions, commit. Read once at a start, kept beside its results. Standard library
 only: the roll call of nodes compares versions before any of them loads torch."""
 
+import contextlib
 import importlib.metadata
 import platform
 import re
@@ -49,17 +50,12 @@ def commit() -> dict[str, Any]:
     """The commit of this code, and whether anything differs from it; None where neither git nor an image tells."""
     if head := git("rev-parse", "HEAD"):
         return {"git": head, "git_dirty": bool(git("status", "--porcelain"))}
-    if built := re.fullmatch(r"([0-9a-f]{40,64})(-dirty)?\n?", revision_file()):
-        return {"git": built[1], "git_dirty": built[2] is not None}
+    # The build of an image noted its commit, with `-dirty` if files differed.
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        noted = (ROOT / "REVISION").read_text()
+        if built := re.fullmatch(r"([0-9a-f]{40,64})(-dirty)?\n?", noted):
+            return {"git": built[1], "git_dirty": built[2] is not None}
     return {"git": None, "git_dirty": False}
-
-
-def revision_file() -> str:
-    """What the build of an image noted of its commit, `-dirty` behind it where files differed; "" outside an image."""
-    try:
-        return (ROOT / "REVISION").read_text()
-    except (OSError, UnicodeDecodeError):
-        return ""
 
 
 def git(*arguments: str) -> str:

@@ -111,17 +111,9 @@ class RunPaths:
         """Return what torch's profiler recorded from this step on; the summary is next to it."""
         return self.folder / "profile" / f"{name_checkpoint(step)}.json.gz"
 
-    def tracker(self, name: str) -> Path:
-        """Return the files of a tracker: tensorboard or trackio."""
-        return self.folder / name
-
     def tracker_log(self, name: str) -> Path:
         """Return the log of a tracker: wandb, tensorboard or trackio."""
         return self.logs / f"{name}.log"
-
-    def tracker_lock(self, name: str) -> Path:
-        """Return what the process of a tracker holds."""
-        return self.folder / f".{name}.lock"
 
     def gpu_metrics(self, stamp: str) -> Path:
         """Return power and temperature of the GPUs from a moment YYYYMMDD_HHMMSS on."""

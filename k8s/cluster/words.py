@@ -11,7 +11,8 @@ from record.exit_codes import DONE, OTHER, ROWS
 from record.metrics import duration
 
 LAUNCHER = re.compile("^launch: exit code [0-9]+: ")  # the last word of train/launcher.py
-MEANING = {row.code: row.phrase for row in (*ROWS, OTHER)}
+# Exit code -> its meaning within a sentence.
+MEANING = {row.code: row.meaning[0].lower() + row.meaning[1:].rstrip(".") for row in (*ROWS, OTHER)}
 MEANING[137] = "killed: out of memory, or by its node"
 FULL = re.compile(
     "No space left on device|Disk quota exceeded"

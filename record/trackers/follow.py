@@ -127,7 +127,7 @@ class Tracker:
         os.dup2(2, 1)
         threading.Thread(target=self.watch, daemon=True).start()
         try:
-            with open(self.paths.tracker_lock(self.name), "w") as lock:
+            with open(self.paths.folder / f".{self.name}.lock", "w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)  # an earlier process may still upload this run
                 self.last_sent = self.retry(self.open)
                 self.follow()

@@ -20,7 +20,7 @@ class TensorBoardTracker(Tracker):
     def open(self) -> int:
         from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-        folder = self.paths.tracker(self.name)
+        folder = self.paths.folder / self.name
         folder.mkdir(exist_ok=True)
         last_sent = -1
         for path in folder.glob("events.out.tfevents.*"):

@@ -21,7 +21,7 @@ class TrackioTracker(Tracker):
     name = "trackio"
 
     def open(self) -> int:
-        folder = self.paths.tracker(self.name)
+        folder = self.paths.folder / self.name
         database = os.environ.setdefault("TRACKIO_DIR", str(folder))
         from trackio.sqlite_storage import SQLiteStorage
 

@@ -106,7 +106,7 @@ def test_a_monotonic_clock_that_goes_back_passes_no_time_twice() -> None:
     timeline = Timeline()
     for entry in run.records:
         timeline.add(entry)
-    assert [step.end for step in timeline.steps()] == [5002.0, 5004.0, 5004.0, 5008.0]
+    assert [claim.end for claim in timeline.claims] == [5002.0, 5004.0, 5004.0, 5008.0]
     offsets = [START - 5000, START - 4900 + 0.005, START - 5000 + 0.005]
     assert timeline.attempts[0].offsets == pytest.approx(offsets, rel=0, abs=1e-3)
 
