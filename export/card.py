@@ -209,8 +209,8 @@ def training(k: Known) -> list[tuple[str, str]]:
         ("hardware", ", then ".join(of) + sites if of else NA),
         (
             "time",
-            duration(sum(k.run.goodput.seconds.values())) + ", all interruptions included"
-            if k.run and k.run.goodput and at_end(k)
+            duration(sum(k.run.timeline.seconds().values())) + ", all interruptions included"
+            if k.run and k.run.timeline and at_end(k)
             else NA,
         ),
         ("energy of the GPUs", energy(k)),

@@ -68,7 +68,6 @@ class WandbTracker(Tracker):
             x_transaction_log_flush_interval=FLUSH_S,
             disable_code=True,
             disable_git=True,
-            disable_job_creation=True,
             program="",
             x_disable_meta=True,
             x_save_requirements=False,
