@@ -110,6 +110,10 @@ class Timeline:
         for record in records:
             self.add(record)
 
+    def steps(self) -> list[Claim]:
+        """Return the training of each step that the run has, in order."""
+        return [claim for claim in self.claims if claim.category == "training"]
+
     def add(self, record: Record) -> None:
         """Take the next record."""
         event = record["event"]

@@ -39,6 +39,7 @@ from record.run_paths import RunPaths
 from settings import ROOT, SettingsError
 from settings.config import Config
 from settings.json_file import read_object
+from settings.resolve import show_path
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,8 @@ LONGEST_WHY = 300  # characters
 # What a run knows of itself, across attempts; step_s and save_s are the seconds that a step and a save took.
 KNOWN = ("step", "loss", "val_loss", "step_s", "save_s")
 LAST_BYTES = 2**20  # of a record: some thousand steps
+DOCUMENTS = 8  # of a skipped step that are shown
+LINE = 200  # characters of each
 
 
 class StopError(Exception):
@@ -293,6 +296,33 @@ def list_runs(paths: RunPaths) -> str:
     return "\n".join(lines) or f"no runs in {parent}"
 
 
+def describe_skip(paths: RunPaths) -> str:
+    """Return lines on the text of the last step that was skipped, if the end of the record has one; else ""."""
+    skip: dict[str, Any] = {}
+    with contextlib.suppress(OSError):
+        for record in RecordReader(paths.metrics, LAST_BYTES).read_new():
+            if record["event"] == "skip":
+                skip = record
+    documents = skip.get("documents")
+    if not isinstance(documents, list) or not documents:
+        return ""
+    lines = [f"step {skip['step']} was skipped ({skip.get('reason')}). Its text:"]
+    lines += [describe_document(document)[:LINE] for document in documents[:DOCUMENTS]]
+    if len(documents) > DOCUMENTS:
+        lines.append(f"and {len(documents) - DOCUMENTS} more in {show_path(paths.metrics)}")
+    return "".join(f"\n{'':30} {make_printable(line)}" for line in lines)
+
+
+def describe_document(document: Any) -> str:
+    """Return a document of the record (train/data/sample_text.py) as one line: where it is from, how it begins."""
+    if not isinstance(document, dict):
+        return "?"
+    place = document.get("shard")
+    if "file" in document:
+        place = f"{document['file']}:{document.get('row')}"
+    return f"{document.get('source')} {place}: {document.get('text')}"
+
+
 def look_after(command: str, paths: RunPaths) -> str:
     """Do what a target asks for. Returns what to print. Raises RunFolderError, StopError."""
     if command == "runs":
@@ -302,7 +332,7 @@ def look_after(command: str, paths: RunPaths) -> str:
         raise RunFolderError(f"there is no run {paths.name} in {parent}; make runs lists them")
     if command == "stop":
         return stop(paths)
-    return describe(paths) + describe_wandb(paths)
+    return describe(paths) + describe_skip(paths) + describe_wandb(paths)
 
 
 def main(argv: list[str]) -> int:

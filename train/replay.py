@@ -19,6 +19,7 @@ import torch
 from record.locks import RunFolderError
 from record.metrics import read_records
 from record.run_paths import RunPaths
+from record.status import describe_document
 from settings import ROOT, SettingsError
 from settings.config import Config
 from train.checkpoint.find import committed
@@ -116,14 +117,6 @@ def show(rows: list[tuple[float, int, str]], documents: list[dict[str, Any]]) ->
         for document in documents:
             if document["sample"] == sample:
                 log.info("%22s%s", "", describe_document(document))
-
-
-def describe_document(document: dict[str, Any]) -> str:
-    """Return a document (train/data/sample_text.py) as one line: where it is from, how it begins."""
-    place = document["shard"]
-    if "file" in document:
-        place = f"{document['file']}:{document['row']}"
-    return f"{document['source']} {place}: {document['text']}"
 
 
 def describe(number: float | None) -> str:

@@ -67,8 +67,7 @@ class Schedule:
         self.seconds = ends - begins
         self.has_gpus = ~is_over[self.attempt] | (self.category != "down")
 
-        trained = [claim for claim in timeline.claims if claim.category == "training"]
-        steps = zip(*trained, strict=True)
+        steps = zip(*timeline.steps(), strict=True)
         self.step_attempt, self.step_ends, *_ = map(np.array, steps)
         self.step_s = run.columns["step_ms"] / 1000
 

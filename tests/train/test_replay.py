@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 
+from record import status
 from record.metrics import Recorder
 from record.run_paths import RunPaths
 from settings.config import Config
@@ -94,7 +95,9 @@ def test_each_sample_of_a_refused_step_has_its_loss(
     assert "there is no record" in caplog.text
 
 
-def test_the_text_of_a_refused_step_is_in_record_and_replay(tmp_path, data, monkeypatch, caplog):
+def test_the_text_of_a_refused_step_is_in_record_status_and_replay(
+    tmp_path, data, monkeypatch, caplog
+):
     caplog.set_level("INFO")
     texts = [f"\x1b[31m text {i} \u202e" + "abcd efgh " * (i % 7 + 3) for i in range(80)]
     rows = [test_data.row(f"p{i}", text) for i, text in enumerate(texts)]
@@ -119,6 +122,14 @@ def test_the_text_of_a_refused_step_is_in_record_and_replay(tmp_path, data, monk
             text = texts[document["row"] - 1]
             shown = text.replace("\x1b", r"\x1b").replace("\u202e", r"\u202e")
             assert document["text"] in shown and document["text"][:12] == shown[:12]
+
+    shown = status.look_after("status", RunPaths(tmp_path / "run"))
+    assert "step 3 was skipped (nonfinite). Its text:" in shown
+    for document in skips[-1]["documents"][:8]:
+        line = f"papers {tmp_path}/papers/0.jsonl:{document['row']}: {document['text']}"
+        assert f"{'':30} {line[:200]}\n" in shown
+    assert f"and {len(skips[-1]['documents']) - 8} more in" in shown
+    assert shown.replace("\n", "").isprintable()
 
     assert call(env, monkeypatch, STEP="3") == 0
     lines = [record.getMessage() for record in caplog.records]
