@@ -3,8 +3,6 @@
 RUNS -> read_runs() -> groups.py -> terminal or JSON, page, FIGURE
 """
 
-import glob
-import itertools
 import json
 import sys
 from dataclasses import asdict
@@ -12,12 +10,12 @@ from pathlib import Path
 
 from analysis.figure import write_figure, write_paper_figure
 from analysis.groups import NOTHING, compare, group_runs, read_lines
-from analysis.logs.runs import read_log
+from analysis.logs.dialect import DialectError
 from analysis.page.build import write_page
-from analysis.runs import Run, RunError, keep_numbered, read_run
+from analysis.read_inputs import RECORD, Inputs, find_paths
+from analysis.runs import Run, RunError, keep_numbered
 from analysis.tables import print_table
 from record.exit_codes import BAD_DATA, DONE, INTERRUPTED
-from record.run_paths import RunPaths
 from settings import ROOT, SettingsError
 from settings.config import Config
 from settings.resolve import show_path
@@ -27,53 +25,28 @@ NAME_LENGTH = 100  # of the page: file systems allow 255
 
 
 def read_runs(names: str, runs_dir: Path) -> list[Run]:
-    """Read the runs and logs that names, globs and paths lead to, each once.
+    """Read the runs and logs that names, patterns and paths lead to, each once, without steps that have no number.
 
     Raises:
-        SettingsError: nothing has one of these names, or two runs have the same.
-        RunError, OSError: a run or log cannot be read.
+        SettingsError: nothing has one of these names.
+        DialectError: an invalid declaration.
+        RunError: a run or log cannot be read.
     """
-    paths: dict[Path, None] = {}
+    paths: list[Path] = []
     for name in map(str.strip, names.rstrip(",").split(",")):
-        found = find_paths(runs_dir, name) or find_paths(ROOT, name)
+        found = find_paths(name, runs_dir) if name else []
         if not found:
+            known = sorted(path.parent.name for path in runs_dir.glob(f"*/{RECORD}"))
             raise SettingsError(
-                [
-                    f"RUNS={name}: {NAMES}. {runs_dir} has {', '.join(list_names(runs_dir)) or 'none'}"
-                ]
+                [f"RUNS={name}: {NAMES}. The runs in {runs_dir}: {', '.join(known) or 'none'}"]
             )
-        paths |= dict.fromkeys(path.resolve() for path in found)
-    runs = [*itertools.chain(*map(read_path, paths))]
-    if len({run.name for run in runs}) < len(runs):
-        raise SettingsError(
-            [
-                f"RUNS={names}: Two runs have the same name. Rename a folder, for example to base-seed2"
-            ]
-        )
-    return runs
-
-
-def find_paths(folder: Path, name: str) -> list[Path]:
-    """Return the files, which may be logs, and folders of runs that a name or glob leads to, in a folder or not."""
-    paths = [folder / name]
-    if not paths[0].exists():
-        paths = [Path(match) for match in sorted(glob.glob(str(paths[0])))]
-    return [path for path in paths if path.is_file() or RunPaths(path).metrics.exists()]
-
-
-def list_names(runs_dir: Path) -> list[str]:
-    """Return the names of the runs in a folder."""
-    return sorted(path.parent.name for path in runs_dir.glob("*/metrics.jsonl"))
-
-
-def read_path(path: Path) -> list[Run]:
-    """Return the run in a folder, or those of a log, without steps that have no number. Raises RunError, OSError."""
-    if path.is_dir():
-        return [read_run(path)]
-    log = read_log(path)
-    runs = [run for run in map(keep_numbered, log.runs) if run.steps]
+        paths += found
+    inputs = Inputs(paths)
+    runs = [run for run in map(keep_numbered, inputs.runs) if run.steps]
+    if inputs.problems:
+        raise RunError("\n".join(inputs.problems))
     if not runs:
-        raise RunError(f"{path} has no step with a number. docs/logs.md lists the trainers")
+        raise RunError(f"RUNS={names}: no step with a number. docs/logs.md lists the trainers")
     return runs
 
 
@@ -97,12 +70,12 @@ def main() -> int:
             return DONE
         name = "-".join(groups)[:NAME_LENGTH]
         page = runs_dir / "compare" / f"{name}.html"
-        write_figure(page.with_suffix(".png"), runs)
-        write_page(page, runs, comparison)
+        picture = write_figure(page.with_suffix(".png"), runs)
+        write_page(page, runs, picture, comparison)
         print_table(comparison.rows, "", *comparison.sentences)
-        sys.stdout.write(f"Curves: {show_path(page)}. {figure}\n")
+        sys.stdout.write(f"SampleBuckets: {show_path(page)}. {figure}\n")
         return DONE
-    except (SettingsError, RunError) as error:
+    except (SettingsError, DialectError, RunError) as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
     except OSError as error:

@@ -5,6 +5,7 @@ matplotlib draws without a display, and is imported late: a command that fails n
 
 import contextlib
 import io
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,10 +51,10 @@ def open_figure(path: Path, width: float, height: float, dpi: int) -> Iterator["
         write_whole(path, content.getvalue())
 
 
-def write_figure(path: Path, runs: Sequence[Run], dpi: int = DPI) -> None:
-    """Write all panels of the steps of these runs that have data. Raises OSError."""
+def write_figure(path: Path, runs: Sequence[Run], dpi: int = DPI) -> bytes:
+    """Write all panels of the steps of these runs that have data, and return what was written. Raises OSError."""
     panels = [panel for panel in PANELS if panel.kind == "steps" and has_data(panel, runs)]
-    rows = max(1, -(-len(panels) // COLUMNS))
+    rows = max(1, math.ceil(len(panels) / COLUMNS))
     height = rows * PANEL_INCHES + len(runs) // COLUMNS * LEGEND_INCHES
     with open_figure(path, COLUMNS * PANEL_INCHES, height, dpi) as figure:
         for place, panel in enumerate(panels):
@@ -61,6 +62,7 @@ def write_figure(path: Path, runs: Sequence[Run], dpi: int = DPI) -> None:
         if panels:
             handles = figure.axes[0].get_legend_handles_labels()
             figure.legend(*handles, loc="outside lower center", ncols=COLUMNS)
+    return path.read_bytes()
 
 
 def has_data(panel: Panel, runs: Sequence[Run]) -> bool:

@@ -99,8 +99,8 @@ class Run:
         return self.log_stamp or start.strftime("%Y%m%d_%H%M%S")
 
 
-class Numbers:
-    """Numbers by row and name, 16 bytes each, as they are read.
+class ColumnBuilder:
+    """ColumnBuilder by row and name, 16 bytes each, as they are read.
 
     Attributes:
         by_name: name -> the rows that name it, and what they say.
@@ -135,7 +135,7 @@ def read_run(folder: Path) -> Run:
         )
     reader = RecordReader(paths.metrics)
     timeline = Timeline()
-    numbers = Numbers()
+    numbers = ColumnBuilder()
     taken = 0
     rows: dict[int, int] = {}  # step -> its last row
     events: list[Record] = []
@@ -152,15 +152,15 @@ def read_run(folder: Path) -> Run:
         raise RunError(
             f"{paths.metrics} cannot be read ({error.strerror}): make it a readable file"
         ) from None
-    kept = [rows[claim.step] for claim in timeline.steps()]
-    if not kept:
+    counted = [rows[claim.step] for claim in timeline.steps()]
+    if not counted:
         cause = "the run has not taken its first step; try again later"
         if reader.first_damage:
             cause = f"{reader.first_damage}; restore the file from a copy"
         raise RunError(f"{paths.metrics} has no step: {cause}")
 
     columns = numbers.to_columns(taken, ("step", "tokens", "time", *STEP_KEYS))
-    columns = {name: column[kept] for name, column in columns.items()}
+    columns = {name: column[counted] for name, column in columns.items()}
     config, attempts = read_config(paths.config)
     step_ms = columns["step_ms"]
     columns["minutes"] = np.where(np.isnan(step_ms), np.nan, np.nancumsum(step_ms) / 60_000)
@@ -220,9 +220,9 @@ def read_config(path: Path) -> tuple[Config | None, Sequence[Mapping[str, Any]]]
         ) from None
 
 
-def find_highest(rates: np.ndarray) -> float:
-    """Return the highest learning rate, which is the peak of a schedule; NaN if none is above 0."""
-    return float(np.fmax.reduce(rates, initial=0.0)) or math.nan
+def find_highest(values: np.ndarray) -> float:
+    """Return the highest value, such as the peak of a learning rate; NaN if none is above 0."""
+    return float(np.fmax.reduce(values, initial=0.0)) or math.nan
 
 
 def find_last_evals(records: Iterable[Record]) -> list[Record]:
@@ -231,7 +231,7 @@ def find_last_evals(records: Iterable[Record]) -> list[Record]:
     last: dict[tuple[int, bool], Record] = {}
     for record in records:
         if record["event"] in GOES_BACK:
-            last = {key: kept for key, kept in last.items() if key[0] <= record["step"]}
+            last = {key: each for key, each in last.items() if key[0] <= record["step"]}
         if record["event"] != "eval":
             continue
         key = (record["step"], bool(record.get("full")))

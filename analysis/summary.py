@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.runs import Run
+from analysis.runs import Run, find_highest
 from hardware.model_size import parameters
 from record.metrics import duration, figures
 from settings.config import DEFAULTS, SETTINGS, Config
@@ -50,7 +50,7 @@ WORDS = {
 
 
 # ---------------------------------------------------------------------------------------------------
-# Numbers
+# ColumnBuilder
 # ---------------------------------------------------------------------------------------------------
 
 
@@ -79,8 +79,8 @@ def summarize(run: Run) -> dict[str, str]:
     for heading, (value, form) in rates.items():
         if math.isfinite(value):
             cells[heading] = form.format(value)
-    minutes = np.fmax.reduce(run.columns["minutes"], initial=0.0)
-    if minutes:
+    minutes = find_highest(run.columns["minutes"])
+    if math.isfinite(minutes):
         cells["training time"] = duration(60 * minutes)
     if run.energy:
         cells["energy"] = f"{figures(run.energy.kwh)} kWh"
@@ -184,8 +184,8 @@ def smooth(values: np.ndarray, window: int) -> np.ndarray:
     place = np.arange(len(values))
     reach = np.minimum(window // 2, place)
     ends = np.minimum(place + reach + 1, len(values))
-    totals = add_up(np.where(known, values, 0.0), place - reach, ends)
-    counts = add_up(known, place - reach, ends)
+    totals = sum_ranges(np.where(known, values, 0.0), place - reach, ends)
+    counts = sum_ranges(known, place - reach, ends)
     return np.where(counts > 0, totals / np.maximum(counts, 1), np.nan)
 
 
@@ -196,7 +196,7 @@ def smooth_column(run: Run, column: str) -> np.ndarray:
     return smooth(run.columns[column], find_window(run.steps))
 
 
-def add_up(values: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+def sum_ranges(values: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
     """Return the sum of the values from each start up to its end."""
     sums = np.concatenate(([0.0], np.cumsum(values)))
     return sums[ends] - sums[starts]
@@ -212,8 +212,8 @@ def find_spikes(run: Run) -> list[int]:
     known = np.flatnonzero(np.isfinite(loss))
     ends = np.arange(SPIKE_WINDOW, len(known))
     values = loss[known]
-    mean = add_up(values, ends - SPIKE_WINDOW, ends) / SPIKE_WINDOW
-    variance = add_up(values**2, ends - SPIKE_WINDOW, ends) / SPIKE_WINDOW - mean**2
+    mean = sum_ranges(values, ends - SPIKE_WINDOW, ends) / SPIKE_WINDOW
+    variance = sum_ranges(values**2, ends - SPIKE_WINDOW, ends) / SPIKE_WINDOW - mean**2
     deviation = np.sqrt(np.maximum(variance, (1e-3 * mean) ** 2))
     spikes = ends[values[ends] - mean > SPIKE_SIGMAS * deviation]
     return [int(step) for step in run.columns["step"][known[spikes]]]

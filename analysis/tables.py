@@ -4,7 +4,7 @@
     STEM_evals.csv   a line for each evaluation
     STEM_events.csv  of a run of this repository: a line for each start, checkpoint, skipped step, rollback and so on
 
-Numbers are written in full. A cell is empty where the run says nothing, which is never the same as 0; nan and inf
+ColumnBuilder are written in full. A cell is empty where the run says nothing, which is never the same as 0; nan and inf
 stand where it says that a number is not finite.
 """
 
@@ -72,10 +72,10 @@ def write_tables(run: Run, folder: Path, stem: str) -> list[Path]:
         column = run.columns[name]
         is_missing = np.isnan(column) & ~run.is_not_finite(name)
         if name in fixed or not is_missing.all():
-            columns[TITLES.get(name, name)] = np.where(is_missing, np.array(None), column)
+            columns[TITLES.get(name, name)] = np.ma.array(column, mask=is_missing)
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{stem}.csv"]
-    write_csv(paths[0], columns, zip(*columns.values(), strict=True))
+    write_columns(paths[0], columns)
     for kind, header, records in tables:
         if records:
             paths.append(folder / f"{stem}_{kind}.csv")
@@ -83,6 +83,12 @@ def write_tables(run: Run, folder: Path, stem: str) -> list[Path]:
                 paths[-1], header, ([record.get(key) for key in header] for record in records)
             )
     return paths
+
+
+def write_columns(path: Path, columns: Mapping[str, np.ma.MaskedArray]) -> None:
+    """Write columns, (n,) each, with an empty cell for what is masked. Raises OSError."""
+    cells = [column.tolist() for column in columns.values()]
+    write_csv(path, columns, zip(*cells, strict=True))
 
 
 def write_csv(path: Path, header: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:

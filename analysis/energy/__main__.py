@@ -12,7 +12,7 @@ import numpy as np
 from analysis.energy.join import add_energy
 from analysis.energy.result import Energy
 from analysis.runs import Run, RunError, read_run
-from analysis.tables import print_table, write_csv
+from analysis.tables import print_table, write_columns
 from record.exit_codes import BAD_DATA, DONE
 from record.goodput import CATEGORIES
 from record.metrics import duration, figures
@@ -40,8 +40,9 @@ def main() -> int:
             )
         columns = find_columns(run, energy)
         path = folder / f"energy_{run.stamp}.csv"
-        known = [np.where(np.isnan(column), np.array(None), column) for column in columns.values()]
-        write_csv(path, columns, zip(*known, strict=True))
+        write_columns(
+            path, {name: np.ma.masked_invalid(column) for name, column in columns.items()}
+        )
     except OSError as error:
         sys.stderr.write(f"{error}. Check its permissions and the free disk space\n")
         return BAD_DATA

@@ -6,7 +6,7 @@ BUCKETS = 4000
 LEAST_S = 2.0  # network traffic is sampled once per second; a bucket without any value is a hole
 
 
-class Curves:
+class SampleBuckets:
     """What was sampled from `begin` to `end`, in Unix seconds, as it comes file by file.
 
     Attributes:
@@ -40,7 +40,7 @@ class Curves:
         for key, (sums, counts) in self.sums.items():
             if key[0] == name:
                 means.append(sums / np.where(counts > 0, counts, np.nan))
-        return add_known(means)
+        return sum_known(means)
 
     def finish(self, times: np.ndarray, joules: np.ndarray) -> dict[str, np.ndarray]:
         """Return the curves, (size,) each with NaN where nothing was sampled, for the page.
@@ -60,6 +60,6 @@ class Curves:
         }
 
 
-def add_known(values: list[np.ndarray]) -> np.ndarray:
+def sum_known(values: list[np.ndarray]) -> np.ndarray:
     """Return the sum of (n,) arrays without their NaN; NaN where none has a value."""
     return np.ma.masked_invalid(values).sum(axis=0).filled(np.nan)

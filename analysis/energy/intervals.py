@@ -33,7 +33,7 @@ def place_claims(timeline: Timeline) -> list[tuple[int, float, float, str]]:
     return backward[::-1]
 
 
-class Schedule:
+class RunIntervals:
     """When a run did what, on clocks that may not be those of its attempts.
 
     Attributes:

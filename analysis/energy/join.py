@@ -15,13 +15,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from analysis.energy.downsample import Curves, add_known
-from analysis.energy.intervals import Schedule
+from analysis.energy.downsample import SampleBuckets, sum_known
+from analysis.energy.intervals import RunIntervals
 from analysis.energy.result import Cause, Energy
 from analysis.energy.samples import (
     FAST,
     SLOW,
-    Meter,
+    GpuEnergy,
     SampleFile,
     find_files,
     find_readings,
@@ -34,78 +34,78 @@ ROUNDING_S = 1e-6
 
 
 def add_energy(run: Run) -> Run:
-    """Return the run with energy, curves of its samples and the columns energy_j and power_w; the same run if its GPUs
+    """Return the run with energy, buckets of its samples and the columns energy_j and power_w; the same run if its GPUs
     were not sampled. Raises OSError."""
     if not run.folder or not run.timeline:  # a log
         return run
     files, remarks = find_files(run.folder)
     if not files and not remarks:
         return run
-    schedule = Schedule(run, run.timeline)
-    count = len(schedule.seconds)
-    begins, ends = schedule.find_edges(schedule.offsets)
+    intervals = RunIntervals(run, run.timeline)
+    count = len(intervals.seconds)
+    begins, ends = intervals.find_edges(intervals.offsets)
     wall_bounds = np.append(begins[:count], ends[count - 1])
-    curves = Curves(wall_bounds[0], wall_bounds[-1])
-    meters = read_files(files, schedule, curves, remarks)
-    energy, joules = add_up_meters(meters, schedule, remarks)
+    buckets = SampleBuckets(wall_bounds[0], wall_bounds[-1])
+    meters = read_files(files, intervals, buckets, remarks)
+    energy, joules = add_up_meters(meters, intervals, remarks)
     return dataclasses.replace(
         run,
         columns={**run.columns, "energy_j": energy.energy_j, "power_w": energy.power_w},
         energy=energy,
-        samples=curves.finish(wall_bounds, np.append(0.0, np.cumsum(joules))),
+        samples=buckets.finish(wall_bounds, np.append(0.0, np.cumsum(joules))),
     )
 
 
 def read_files(
-    files: Sequence[SampleFile], schedule: Schedule, curves: Curves, remarks: list[str]
-) -> dict[str, Meter]:
-    """Return the energy of each GPU in all intervals and then all steps of the schedule, and fill the curves."""
-    meters: dict[str, Meter] = {}
+    files: Sequence[SampleFile], intervals: RunIntervals, buckets: SampleBuckets, remarks: list[str]
+) -> dict[str, GpuEnergy]:
+    """Return the energy of each GPU in all intervals and then all steps of the intervals, and fill the buckets."""
+    meters: dict[str, GpuEnergy] = {}
     has_nodes = len({file.node for file in files}) > 1
     offsets = {file.boot: file.offset_s for file in files}  # as the wall clock was set last
     for file in files:
-        is_same = schedule.boots == file.boot
+        is_same = intervals.boots == file.boot
         offset_s = offsets[file.boot]
-        begins, ends = schedule.find_edges(np.where(is_same, 0.0, schedule.offsets - offset_s))
+        begins, ends = intervals.find_edges(np.where(is_same, 0.0, intervals.offsets - offset_s))
         columns = read_columns(file.path, FAST, remarks)
         times = columns["elapsed_sec"] + file.zero_s
         for gpu, counter, power_w in find_readings(columns):
             name = f"node{file.node}.{gpu}" if has_nodes else gpu
-            meter = meters.setdefault(name, Meter(len(begins)))
+            meter = meters.setdefault(name, GpuEnergy(len(begins)))
             meter.add(file.boot, times, counter, power_w, begins, ends)
-            curves.add("power", None, times + offset_s, power_w)
+            buckets.add("power", None, times + offset_s, power_w)
 
         slow_path = file.path.with_name(file.path.name.replace("metrics", "slow"))
         if slow_path.is_file():
             columns = read_columns(slow_path, SLOW, remarks)
-            for way in ("in", "out"):
-                rates = [rate for name, rate in columns.items() if f"_{way}_bytes_" in name]
+            for direction in ("in", "out"):
+                rates = [rate for name, rate in columns.items() if f"_{direction}_bytes_" in name]
                 if rates:
                     slow_times = columns["elapsed_sec"] + file.zero_s + offset_s
-                    curves.add(way, file.node, slow_times, add_known(rates) / 1e6)
+                    buckets.add(direction, file.node, slow_times, sum_known(rates) / 1e6)
     return meters
 
 
 def add_up_meters(
-    meters: Mapping[str, Meter], schedule: Schedule, remarks: list[str]
+    meters: Mapping[str, GpuEnergy], intervals: RunIntervals, remarks: list[str]
 ) -> tuple[Energy, np.ndarray]:
     """Return the energy of all GPUs, and (n,) joules of each interval."""
-    count = len(schedule.seconds)
+    count = len(intervals.seconds)
     joules = np.zeros(count)
     covered_s = np.zeros(count)
-    step_j = np.zeros(len(schedule.step_s))
-    gpus = np.zeros(len(schedule.offsets), int)
+    step_j = np.zeros(len(intervals.step_s))
+    gpus = np.zeros(len(intervals.offsets), int)
     steps = {}
     for gpu, meter in meters.items():
         joules += meter.joules[:count]
         covered_s += meter.covered_s[:count]
-        is_sampled = np.bincount(schedule.attempt, meter.covered_s[:count], len(gpus)) > 0
+        is_sampled = np.bincount(intervals.attempt, meter.covered_s[:count], len(gpus)) > 0
         gpus += is_sampled
-        is_covered = meter.covered_s[count:] > schedule.step_s - ROUNDING_S
+        is_covered = meter.covered_s[count:] > intervals.step_s - ROUNDING_S
         steps[gpu] = np.where(is_covered, meter.joules[count:], np.nan)
-        step_j += np.where(is_sampled[schedule.step_attempt], steps[gpu], 0.0)
+        step_j += np.where(is_sampled[intervals.step_attempt], steps[gpu], 0.0)
 
-    processes = schedule.processes
+    processes = intervals.processes
     for number in np.flatnonzero((gpus > 0) & (gpus != processes)):
         remarks.append(
             f"attempt {number + 1}: sampled GPUs {gpus[number]}, processes {processes[number]}. Energy "
@@ -113,18 +113,18 @@ def add_up_meters(
             "set CUDA_VISIBLE_DEVICES for make gpu-sampler"
         )
     is_complete = (gpus > 0) & (gpus == processes)
-    energy_j = np.where(is_complete[schedule.step_attempt], step_j, np.nan)
+    energy_j = np.where(is_complete[intervals.step_attempt], step_j, np.nan)
 
-    gpu_s = schedule.seconds * np.maximum(gpus, processes)[schedule.attempt] * schedule.has_gpus
-    parts = np.stack([schedule.seconds, gpu_s, covered_s, joules])
+    gpu_s = intervals.seconds * np.maximum(gpus, processes)[intervals.attempt] * intervals.has_gpus
+    parts = np.stack([intervals.seconds, gpu_s, covered_s, joules])
     causes = {}
     for category in CATEGORIES:
-        causes[category] = Cause(*parts[:, schedule.category == category].sum(1).tolist())
+        causes[category] = Cause(*parts[:, intervals.category == category].sum(1).tolist())
     energy = Energy(
         causes=causes,
         total=Cause(*parts.sum(1).tolist()),
         energy_j=energy_j,
-        power_w=energy_j / schedule.step_s,
+        power_w=energy_j / intervals.step_s,
         steps=steps,
         remarks=remarks,
     )

@@ -1,6 +1,6 @@
 """The energy of GPUs in intervals of time, from the files of their samplers.
 
-    gpu_metrics_*.csv + .json -> find_files() -> read_columns() -> find_readings() -> Meter.add(), file by file
+    gpu_metrics_*.csv + .json -> find_files() -> read_columns() -> find_readings() -> GpuEnergy.add(), file by file
 
 An energy counter is read more often than it changes, some ten times per second. Its value is known at each change, and
 on the straight line between two of them, which is closer to the truth than what is read in between.
@@ -51,7 +51,7 @@ def find_files(folder: Path) -> tuple[list[SampleFile], list[str]]:
     remarks = []
     for path in sorted(folder.glob("gpu_metrics_*.csv")):
         try:
-            files.append(open_file(path))
+            files.append(read_header(path))
         except (OSError, LookupError, TypeError, ValueError) as error:
             remarks.append(
                 f"{path.name} is left out: it, or {path.stem}.json next to it, is not as the sampler "
@@ -60,7 +60,7 @@ def find_files(folder: Path) -> tuple[list[SampleFile], list[str]]:
     return sorted(files, key=lambda file: (file.node, file.begin_s)), remarks
 
 
-def open_file(path: Path) -> SampleFile:
+def read_header(path: Path) -> SampleFile:
     """Read the first row of a file, and the .json next to it. Raises OSError, LookupError, TypeError, ValueError."""
     if not path.is_file():
         raise ValueError("it is no file")
@@ -136,7 +136,7 @@ def find_readings(columns: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndar
         yield gpu, columns.get(f"{gpu}_energy_j", nothing), power_w
 
 
-class Meter:
+class GpuEnergy:
     """The energy of a GPU in n intervals, added up file by file.
 
     Attributes:

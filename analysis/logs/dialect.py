@@ -19,6 +19,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import NamedTuple
 
+from record.exit_codes import BAD_SETTING
+
 FOLDER = Path(__file__).resolve().parent / "dialects"
 Values = dict[str, float | None]  # column -> value, None if it is printed as not known
 
@@ -74,6 +76,8 @@ bar = true
 
 class DialectError(Exception):
     """A declaration that cannot be used. The message names the file, the rule and a valid value."""
+
+    exit_code = BAD_SETTING
 
 
 @dataclass(frozen=True)

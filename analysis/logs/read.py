@@ -1,6 +1,6 @@
 """A log to rows: for each process that printed steps their numbers, evaluations, and marks between them.
 
-    file -> lines -> the dialect that reads them (dialect.py) -> Stream        trainer_state.json -> Stream
+    file -> lines -> the dialect that reads them (dialect.py) -> ProcessLog        trainer_state.json -> ProcessLog
 
 Memory is bounded by the numbers, 16 bytes each, and not by the file.
 """
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from analysis.logs.dialect import Dialect, Line, Values
-from analysis.runs import COLUMNS, Numbers
+from analysis.runs import COLUMNS, ColumnBuilder
 
 UNKNOWN = sys.maxsize  # higher than any rank
 SHOWN = 3  # lines that were not understood
@@ -48,7 +48,7 @@ ERROR = re.compile(r"(?:Error|Exception|Interrupt)\b|\b(?:error|ERROR|FATAL|Kill
 BAR = re.compile(r"(?:^|(?<=[\s:\]]))[0-9]{1,3}%\|[^|]*\| ([0-9]+)/([0-9]+) \[")
 
 
-class Stream:
+class ProcessLog:
     """What one process printed.
 
     Attributes:
@@ -67,7 +67,7 @@ class Stream:
         self.rank = UNKNOWN
         self.rows = 0
         self.texts = ("", "")  # of the last step lines
-        self.numbers = Numbers()
+        self.numbers = ColumnBuilder()
         self.evals: list[tuple[int, Values]] = []
         self.dialects: list[tuple[int, Dialect]] = []
         self.marks: dict[tuple[int, str], Any] = {}
@@ -97,8 +97,8 @@ class Reader:
 
     def __init__(self, dialects: Sequence[Dialect]) -> None:
         self.dialects = [*dialects]  # the last used first
-        self.streams: dict[str, Stream] = {}
-        self.stream = Stream()  # of the last line
+        self.streams: dict[str, ProcessLog] = {}
+        self.stream = ProcessLog()  # of the last line
         self.detailed = self.stream  # of the last step
         self.counts: Counter[str] = Counter()  # what lines were -> how many were so
         self.not_understood: list[str] = []  # the first of these lines
@@ -114,9 +114,9 @@ class Reader:
                 with open_log(path) as file:
                     for line in file:
                         if len(line) > LONGEST_STEP:
-                            self.take_other(line[:LONGEST_STEP])
+                            self.read_other_line(line[:LONGEST_STEP])
                         else:
-                            self.take(line)
+                            self.read_line(line)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             self.notes.append(
                 f"the packed file ends early or is damaged ({error}); what could be unpacked was read"
@@ -139,12 +139,12 @@ class Reader:
                 numbers = {
                     key: entry[key] for key in sorted(entry, reverse=True) if is_number(entry[key])
                 }
-                self.take(f"{numbers}\n")
+                self.read_line(f"{numbers}\n")
         left_out = len(entries) - self.stream.rows - len(self.stream.evals) - len(self.stream.marks)
         if left_out:
             self.notes.append(f"{left_out:,} entries without a step or a loss were left out")
 
-    def take(self, text: str) -> None:
+    def read_line(self, text: str) -> None:
         """Take a line. Without a line end it is the last, and may be cut short."""
         line = text.removesuffix("\n")
         if "[" in line:
@@ -159,7 +159,7 @@ class Reader:
             )
             return
         if not parts:
-            self.take_other(line)
+            self.read_other_line(line)
             return
         self.dialects.remove(dialect)
         self.dialects.insert(0, dialect)
@@ -167,7 +167,7 @@ class Reader:
             self.add(dialect, part)
         rest = line[part.end :]
         if rest[:1] not in dialect.separators + " \t":
-            self.take_other(rest)
+            self.read_other_line(rest)
 
     def add(self, dialect: Dialect, line: Line) -> None:
         """Add what a line says to the stream of its process."""
@@ -177,7 +177,7 @@ class Reader:
             return
         stream = self.find_stream(line.prefix)
         if GLUED.search(line.prefix):
-            self.take_other(line.prefix)
+            self.read_other_line(line.prefix)
         elif line.prefix:
             line.values["time"] = read_clock(line.prefix)
         if line.kind == "eval":
@@ -192,13 +192,13 @@ class Reader:
             stream.rows += 1
             self.detailed = stream
 
-    def find_stream(self, prefix: str) -> Stream:
+    def find_stream(self, prefix: str) -> ProcessLog:
         """Return the stream of the pod that printed a line, by the text before it; a new one for a higher rank."""
         if not prefix and self.streams:
             return self.stream
         pod = "".join(POD.findall(prefix))
         if pod not in self.streams:
-            self.streams[pod] = Stream() if self.streams else self.stream
+            self.streams[pod] = ProcessLog() if self.streams else self.stream
         self.stream = self.streams[pod]
         ranks = RANK.findall(prefix)
         if not ranks or GLUED.search(prefix):  # then the rank is of another process
@@ -206,14 +206,14 @@ class Reader:
         rank = int(ranks[-1])
         if rank > self.stream.rank:
             self.counts[HIGHER_RANK] += 1
-            return Stream()
+            return ProcessLog()
         if rank < self.stream.rank < UNKNOWN and self.stream.rows:
             self.counts[HIGHER_RANK] += self.stream.rows
-            self.stream = self.streams[pod] = Stream()
+            self.stream = self.streams[pod] = ProcessLog()
         self.stream.rank = rank
         return self.stream
 
-    def take_other(self, line: str) -> None:
+    def read_other_line(self, line: str) -> None:
         """Take a line that is no step: a bar, a mark, or one that should have been understood."""
         stream = self.stream
         bar = BAR.search(line)

@@ -1,6 +1,6 @@
 """The rows of a log to runs: repeated lines dropped, restarts joined, the steps that they lost counted.
 
-    Stream -> without repeats -> stretches in which the step grows -> Run        trainer_state.json -> Run
+    ProcessLog -> without repeats -> stretches in which the step grows -> Run        trainer_state.json -> Run
 
 Where the step goes back, a run that begins at its first step is a new one. Any other is the same run, resumed from a
 checkpoint: the steps printed since then are lost, and the last attempt counts. Another trainer or another number of
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from analysis.logs.dialect import read_dialects
-from analysis.logs.read import Reader, Stream
+from analysis.logs.read import ProcessLog, Reader
 from analysis.runs import Run, find_highest
 
 Columns = Mapping[str, np.ndarray]
@@ -46,7 +46,7 @@ class Log:
 
 
 @dataclass
-class Attempts:
+class RunRows:
     """The rows of one run.
 
     Attributes:
@@ -76,7 +76,7 @@ def read_log(path: Path) -> Log:
     return log
 
 
-def add_runs(log: Log, stream: Stream, path: Path) -> None:
+def add_runs(log: Log, stream: ProcessLog, path: Path) -> None:
     """Add the runs that a process printed. Those without a clock began when the log was modified."""
     name = Path(path.name.removesuffix(".gz")).stem
     columns, not_finite = stream.to_columns()
@@ -114,7 +114,7 @@ def add_runs(log: Log, stream: Stream, path: Path) -> None:
         )
 
 
-def split_runs(stream: Stream, columns: Columns) -> list[Attempts]:
+def split_runs(stream: ProcessLog, columns: Columns) -> list[RunRows]:
     """Return the rows of each run, in order."""
     step = columns["step"]
     total = np.nan_to_num(columns["last_step"])
@@ -123,7 +123,7 @@ def split_runs(stream: Stream, columns: Columns) -> list[Attempts]:
     changes = [row for row, _ in stream.dialects]
     starts = sorted({*changes, *(np.flatnonzero(is_break) + 1).tolist()})
 
-    runs: list[Attempts] = []
+    runs: list[RunRows] = []
     spacing = 1.0
     for start, stop in itertools.pairwise([*starts, stream.rows]):
         rows = np.arange(start, stop)
@@ -135,11 +135,11 @@ def split_runs(stream: Stream, columns: Columns) -> list[Attempts]:
         if start not in changes and (first == before + spacing or goes_back):
             resume(runs[-1], rows, step)
         else:
-            runs.append(Attempts(start, max(first - spacing, 0.0), rows))
+            runs.append(RunRows(start, max(first - spacing, 0.0), rows))
     return runs
 
 
-def resume(run: Attempts, rows: np.ndarray, step: np.ndarray) -> None:
+def resume(run: RunRows, rows: np.ndarray, step: np.ndarray) -> None:
     """Go on with these rows; what the run has of these steps and later ones is lost."""
     is_lost = step[run.rows] >= step[rows[0]]
     lost = int(is_lost.sum())
@@ -154,7 +154,9 @@ def resume(run: Attempts, rows: np.ndarray, step: np.ndarray) -> None:
     run.rows = np.concatenate([run.rows[~is_lost], rows])
 
 
-def assign_evals(stream: Stream, step: np.ndarray, runs: Sequence[Attempts]) -> list[list[Event]]:
+def assign_evals(
+    stream: ProcessLog, step: np.ndarray, runs: Sequence[RunRows]
+) -> list[list[Event]]:
     """Return the evaluations of each run, by step: the last of each kind, and none that a restart undid.
 
     One without a step belongs to the line above it; a second one of its kind there is left out.

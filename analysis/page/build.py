@@ -42,10 +42,13 @@ SMOOTH = ("step", "tokens", "lr")  # their second differences are mostly 0
 CLOCK_TICKS = 1024  # per second: the clock is only an axis, and finer digits are noise
 
 
-def write_page(path: Path, runs: Sequence[Run], comparison: Comparison | None = None) -> None:
+def write_page(
+    path: Path, runs: Sequence[Run], picture: bytes = b"", comparison: Comparison | None = None
+) -> None:
     """Write the page of runs, each with a name of its own. Raises OSError.
 
-    A picture with the same name that ends in .png becomes part of the page, so write that first.
+    Args:
+        picture: a PNG of all curves, for browsers without JavaScript.
     """
     from jinja2 import Environment, FileSystemLoader  # a command that fails need not wait for it
 
@@ -68,9 +71,8 @@ def write_page(path: Path, runs: Sequence[Run], comparison: Comparison | None = 
         name: ", ".join(dict.fromkeys(values.values())) for name, values in differences.items()
     }
     if len(runs) == 1:
-        title = rows[0].pop("run")
-        facts = rows[0] | describe_run(runs[0])
-    picture = path.with_suffix(".png")
+        title = runs[0].name
+        facts = summarize(runs[0]) | describe_run(runs[0])
     environment = Environment(loader=FileSystemLoader(FOLDER), autoescape=True)
     environment.filters |= {"duration": duration, "remarks": list_remarks}
     page = environment.get_template("page.html").render(
@@ -79,7 +81,7 @@ def write_page(path: Path, runs: Sequence[Run], comparison: Comparison | None = 
         themes=COLORS,
         facts=facts,
         comparison=comparison,
-        picture=base64.b64encode(picture.read_bytes()).decode() if picture.exists() else "",
+        picture=base64.b64encode(picture).decode(),
         rows=rows,
         runs=runs,
         categories=CATEGORIES,

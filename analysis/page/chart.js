@@ -7,7 +7,7 @@ const STAR = "\u2605";  // the validation loss on the full set
 const GLYPHS = {up: "\u25b2", right: "\u25ba", left: "\u25c4", cross: "\u00d7", diamond: "\u25c6",
                 ring: "\u25cb", square: "\u25a0"};
 
-// ---- Numbers ----
+// ---- ColumnBuilder ----
 // Round values, 1, 2 or 5 times a power of ten apart, about `count` of them.
 function ticks(low, high, count) {
   const rough = (high - low) / Math.max(2, count), power = 10 ** Math.floor(Math.log10(rough)), places = [];

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from analysis.energy.downsample import Curves
+from analysis.energy.downsample import SampleBuckets
 
 
 def test_buckets_have_mean_lowest_highest_and_energy_so_far() -> None:
     """500 s, nothing sampled from 100 to 140 s: 300 W with a peak of 700 W."""
-    curves = Curves(0.0, 500.0)
+    curves = SampleBuckets(0.0, 500.0)
     times = np.append(np.arange(-50, 100, 0.01), np.arange(140, 600, 0.01))
     curves.add("power", None, times, np.where(np.abs(times - 201) < 0.001, 700, 300))
     samples = curves.finish(np.array([0, 500]), np.array([0, 3.6e6]))

@@ -132,6 +132,18 @@ def test_after_make_stop_and_the_end_the_gpus_are_given_back(
     assert energy.total.joules == pytest.approx(expected, rel=1e-4)
 
 
+def test_a_second_that_two_clocks_give_to_two_attempts_counts_once(tmp_path: Path) -> None:
+    run = Clock().start(model=10.0).steps(1, 10)
+    run.wall -= 10
+    run.attempt = 1
+    put(tmp_path, run.start(10, "resume", model=5.0).steps(11, 15), "c", "d")
+    sample(tmp_path)
+    energy = find_energy(tmp_path)
+    end = read_run(tmp_path).columns["time"][-1] - START
+    assert energy.total.joules == pytest.approx(find_joules((0, end)), rel=1e-4)
+    assert min(cause.joules for cause in energy.causes.values()) >= 0
+
+
 def test_the_command_prints_a_table_and_writes_a_line_per_step(
     tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -247,8 +247,7 @@ def test_a_chart_is_saved_as_csv_svg_and_png(page):
 
 
 def test_without_javascript_there_are_the_picture_and_the_numbers(page):
-    page.path.with_suffix(".png").write_bytes(base64.b64decode(PIXEL))
-    write_page(page.path, [make_run(), make_run("d24", lower=1.0)])
+    write_page(page.path, [make_run(), make_run("d24", lower=1.0)], base64.b64decode(PIXEL))
     page.call("Emulation.setScriptExecutionDisabled", value=True)
     page.call("Page.navigate", url=page.path.as_uri())
     wait_until(lambda: page.value("document.querySelector('noscript img')?.naturalWidth") == 1)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.energy.samples import FAST, Meter, find_files, read_columns
+from analysis.energy.samples import FAST, GpuEnergy, find_files, read_columns
 
 T = np.arange(0, 20, 0.01)
 COUNTER = 300 * T
@@ -36,7 +36,7 @@ def write(
 
 def measure(begin: float, end: float, *files: tuple) -> list[float]:
     """Return joules and covered seconds, from boot, times, counter and power of files."""
-    meter = Meter(1)
+    meter = GpuEnergy(1)
     for file in files:
         meter.add(*file, np.array([begin]), np.array([end]))
     return [meter.joules[0], meter.covered_s[0]]
