@@ -4,6 +4,7 @@ RUNS -> read_runs() -> groups.py -> terminal or JSON, page, FIGURE
 """
 
 import json
+import re
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -20,7 +21,7 @@ from settings import ROOT, SettingsError
 from settings.config import Config
 from settings.resolve import show_path
 
-NAMES = "Must be names or paths of runs or logs; for example RUNS='base-seed*,muon-seed*'"
+NAMES = "No such run, log or pattern. Separate them by commas: RUNS='base-seed*,muon-seed*'"
 NAME_LENGTH = 100  # of the page: file systems allow 255
 
 
@@ -38,13 +39,15 @@ def read_runs(names: str, runs_dir: Path) -> list[Run]:
         if not found:
             known = sorted(path.parent.name for path in runs_dir.glob(f"*/{RECORD}"))
             raise SettingsError(
-                [f"RUNS={name}: {NAMES}. The runs in {runs_dir}: {', '.join(known) or 'none'}"]
+                [f"RUNS={name}: {NAMES}. Runs in {runs_dir}: {', '.join(known) or 'none'}"]
             )
         paths += found
     inputs = Inputs(paths)
     runs = [run for run in map(keep_numbered, inputs.runs) if run.steps]
     if inputs.problems:
         raise RunError("\n".join(inputs.problems))
+    for path in inputs.empty:
+        sys.stderr.write(f"{path} is left out: it has no training step that can be read\n")
     if not runs:
         raise RunError(f"RUNS={names}: no step with a number. docs/logs.md lists the trainers")
     return runs
@@ -58,28 +61,30 @@ def main() -> int:
         runs = read_runs(config.runs, runs_dir)
         groups = group_runs(runs)
         comparison = compare(groups)
-        figure = "For a paper: FIGURE=loss.pdf"
+        if config.json:
+            sys.stdout.write(json.dumps(asdict(comparison), indent=1) + "\n")
+        else:
+            print_table(comparison.rows, "", *comparison.sentences)
+            name = re.sub("[^A-Za-z0-9_.-]+", "_", "-".join(groups))[:NAME_LENGTH]
+            page = runs_dir / "compare" / f"{name}.html"
+            picture = write_figure(page.with_suffix(".png"), runs)
+            write_page(page, runs, picture, comparison)
+            sys.stdout.write(f"Curves: {show_path(page)}. For a paper: FIGURE=loss.pdf\n")
         if config.figure:
             lines = next(read_lines(groups, ("tokens", "step"), is_range=True), None)
             if lines is None:
-                raise RunError(NOTHING)
+                raise RunError(f"No figure was written. {NOTHING}")
             write_paper_figure(ROOT / config.figure, lines)
-            figure = f"Figure of the {lines.curve.name}: {config.figure}"
-        if config.json:
-            sys.stdout.write(json.dumps(asdict(comparison), indent=1) + "\n")
-            return DONE
-        name = "-".join(groups)[:NAME_LENGTH]
-        page = runs_dir / "compare" / f"{name}.html"
-        picture = write_figure(page.with_suffix(".png"), runs)
-        write_page(page, runs, picture, comparison)
-        print_table(comparison.rows, "", *comparison.sentences)
-        sys.stdout.write(f"SampleBuckets: {show_path(page)}. {figure}\n")
+            sys.stderr.write(f"Figure of the {lines.curve.name}: {config.figure}\n")
         return DONE
     except (SettingsError, DialectError, RunError) as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
     except OSError as error:
-        sys.stderr.write(f"{error.filename}: {error.strerror}\n")
+        where = error.filename or runs_dir
+        sys.stderr.write(
+            f"{where} cannot be written ({error.strerror}). Free some space, or name another\n"
+        )
         return BAD_DATA
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -29,7 +29,7 @@ PAPER_POINTS = 500  # of a line
 COLUMNS = 3
 PANEL_INCHES = 5
 LEGEND_INCHES = 0.25  # per line
-FEW_POINTS = 60  # are drawn as such: the line of a single step would be invisible
+FEW_POINTS = 5  # are drawn as such: the line of a single step would be invisible
 RC: dict[Any, Any] = {
     "axes.grid": True,
     "font.size": 8,

@@ -199,6 +199,8 @@ def describe_place(lines: Lines) -> str:
     if lines.axis == "minutes":
         return f"after {duration(60 * lines.end)}"
     if lines.axis == "tokens":
+        if lines.end < 1e6:
+            return f"at {figures(lines.end / 1e3, 3)}K tokens"
         return f"at {figures(lines.end / 1e6, 3)}M tokens"
     return f"at step {lines.end:,.0f}"
 
@@ -233,20 +235,23 @@ def judge(values: Mapping[str, np.ndarray], unit: str) -> list[Verdict]:
     ):
         pair = values[worse], values[better]
         # With two seeds against many, Welch's test errs too often. Then Student's is more careful.
-        results = [stats.ttest_ind(*pair, equal_var=equal) for equal in (False, True)]
-        tests.append((max(results, key=lambda result: result.pvalue), better, worse))
+        welch, student = (stats.ttest_ind(*pair, equal_var=equal) for equal in (False, True))
+        if student.pvalue > welch.pvalue:
+            tests.append((student, "Student's", better, worse))
+        else:
+            tests.append((welch, "Welch's", better, worse))
     tests.sort(key=lambda entry: entry[0].pvalue or 1.0)
 
     verdicts = []
     p = 0.0
-    for rank, (test, better, worse) in enumerate(tests):
+    for rank, (test, kind, better, worse) in enumerate(tests):
         pairs = len(tests) - rank  # Holm: those that are left
         level = ERROR_RATE / pairs
         # A log may round all losses of a group to the same number. That p, 0, decides nothing.
         p = max(p, min(1.0, (test.pvalue or 1.0) * pairs))
         low, high = test.confidence_interval(1 - level)
         difference = values[worse].mean() - values[better].mean()
-        size = f"{difference:.3g} {unit} (95%: {low:.3g} to {high:.3g}; Welch's test, p = {p:.2g})."
+        size = f"{difference:.3g} {unit} (95%: {low:.3g} to {high:.3g}; {kind} test, p = {p:.2g})."
         words = f"{better} is better than {worse} by {size}"
         if p >= ERROR_RATE:
             samples = values[better], values[worse]
@@ -302,6 +307,11 @@ def compare(groups: Groups) -> Comparison:
     if differences:
         settings = [describe_difference(*entry) for entry in differences.items()]
         sentences.append(f"They differ in {'; '.join(settings)}.")
+        mixed = [name for name, values in differences.items() if "/" in "".join(values.values())]
+        if mixed:
+            sentences.append(
+                f"Runs of one group have different {', '.join(mixed)}: they are no seeds."
+            )
     texts = identify_scored_texts(groups)
     if len(texts - {""}) > 1:
         sentences.append(OTHER_TEXT)

@@ -23,7 +23,7 @@ from analysis.read_inputs import Inputs, find_paths, is_record, make_unique
 from analysis.runs import Run, keep_numbered
 from analysis.tables import write_tables
 from record.durable import make_printable
-from record.exit_codes import BAD_DATA, BAD_SETTING, DONE
+from record.exit_codes import BAD_DATA, BAD_SETTING, DONE, INTERRUPTED
 from record.run_paths import RunPaths
 from settings import ROOT, SettingsError
 from settings.config import Config
@@ -48,7 +48,6 @@ def main(argv: Sequence[str]) -> int:
     except (SettingsError, DialectError) as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
-
     runs = inputs.runs
     lines = inputs.lines
     problems = inputs.problems
@@ -149,4 +148,7 @@ def report(lines: Sequence[str], problems: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)

@@ -38,6 +38,7 @@ class Inputs:
     Attributes:
         runs: each with a name of its own.
         lines: what the logs have.
+        empty: logs without a run.
         problems: what cannot be read, and what to do.
         known: real paths that were read already: links may lead there again.
         names: of the runs.
@@ -47,6 +48,7 @@ class Inputs:
         """Read logs, records, run folders and folders of these. Raises DialectError."""
         self.runs: list[Run] = []
         self.lines: list[str] = []
+        self.empty: list[Path] = []
         self.problems: list[str] = []
         self.known: set[str] = set()
         self.names: set[str] = set()
@@ -82,7 +84,9 @@ class Inputs:
     def read_log(self, path: Path) -> None:
         """Read a log, and say what is in it."""
         log = read_log(path)
-        self.lines.append(f"{path}: {len(log.runs) or 'no'} runs")
+        self.lines.append(f"{path}, runs found: {len(log.runs)}")
+        if not log.runs:
+            self.empty.append(path)
         for run in log.runs:
             counts = f"{run.steps:,} step lines, {len(run.evals)} evaluations"
             self.lines += [f"  {run.name}: {counts}; {run.state}"]

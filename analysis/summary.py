@@ -27,7 +27,7 @@ UNMARKED = ("start", "sync", "nonfinite")
 # What a reader may ask about, in one sentence each.
 WORDS = {
     "nats per token": "Cross-entropy loss with the natural logarithm, averaged over tokens; "
-    "it compares only between runs with the same tokenizer.",
+    "it is comparable only between runs with the same tokenizer.",
     "validation loss": "Loss on held-out text that the run is not trained on: a subset during "
     "training, and the full set at the end.",
     "bits per byte": "Validation loss in bits, divided by the bytes of the text; it compares "
@@ -83,7 +83,8 @@ def summarize(run: Run) -> dict[str, str]:
     if math.isfinite(minutes):
         cells["training time"] = duration(60 * minutes)
     if run.energy:
-        cells["energy"] = f"{figures(run.energy.kwh)} kWh"
+        covered = f"{run.energy.coverage:.0%} of the GPUs' time sampled"
+        cells["energy"] = f"{figures(run.energy.kwh)} kWh ({covered})"
     return cells
 
 
@@ -111,7 +112,7 @@ def find_state(run: Run) -> str:
 
 def list_remarks(run: Run) -> list[str]:
     """Return what a reader of these numbers must know, in sentences."""
-    remarks = [*run.remarks]
+    remarks = [*run.remarks, *(run.energy.remarks if run.energy else ())]
     steps = run.columns["step"][run.is_not_finite("loss")]
     if steps.size:
         place = f", first at step {steps[0]:,.0f}" if steps[0] >= 0 else ""  # or not numbered
@@ -126,21 +127,21 @@ def describe_run(run: Run) -> dict[str, str]:
 
     Settings are those that differ from their defaults, without those that cannot change the result.
     """
-    facts = {"Started": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(run.started))}
+    facts = {"started": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(run.started))}
     if run.attempts:
         attempt = run.attempts[-1]
         changed = " and uncommitted changes" if attempt.get("git_dirty") else ""
-        facts["Hardware"] = f"{attempt.get('world_size')} x {attempt.get('device')}"
-        facts["Commit"] = f"{attempt.get('git')}{changed}"
+        facts["hardware"] = f"{attempt.get('world_size')} x {attempt.get('device')}"
+        facts["commit"] = f"{attempt.get('git')}{changed}"
     if run.settings:
         config = Config(**{name.lower(): value for name, value in run.settings.items()})
         size = f"{parameters(config).total / 1e6:,.1f}M parameters"
-        facts["Model"] = config.model or f"{config.n_layer} layers x {config.n_embd}, {size}"
+        facts["model"] = config.model or f"{config.n_layer} layers x {config.n_embd}, {size}"
         settings = [f"PRESET={config.preset}"]
         for name in RELEVANT:
             if run.settings[name] != DEFAULTS[name]:
                 settings.append(f"{name}={format_value(run.settings[name])}")
-        facts["Settings"] = " ".join(settings)
+        facts["settings that are not the default"] = " ".join(settings)
     return facts
 
 
@@ -245,7 +246,8 @@ MARKS = {
     "skip": MarkStyle("skipped step", "cross", "--trouble", "the update was not applied"),
     "spike": MarkStyle("spike", "diamond", "--spike", "loss far above the steps before"),
     "eval": MarkStyle("evaluation failed", "ring", "--trouble", "no result; training continued"),
-    "end": MarkStyle("end", "square", "--ink", "an attempt ended"),
+    "signal": MarkStyle("stop", "square", "--muted", "asked to stop"),
+    "end": MarkStyle("end", "square", "--ink", "the training process ended"),
 }
 
 

@@ -16,8 +16,9 @@ def write_whole(path: Path, content: bytes, flush: bool = True) -> None:
                 file.flush()
                 os.fsync(file.fileno())
         os.replace(temporary, path)
-    except OSError:
+    except OSError as error:
         temporary.unlink(missing_ok=True)
+        error.filename = str(path)  # and not the temporary one, which nobody knows
         raise
 
 

@@ -57,7 +57,7 @@ class Watching(Section):
     )
     figure: str = setting(
         "",
-        "File for a figure of the losses compared, in the size of a column of a paper.",
+        "File for a figure of the losses compared, 3.3 inches wide as a column of a paper.",
         format=Format(r".*[^/]\.(pdf|svg|png)", "a file that ends in .pdf, .svg or .png"),
         example="loss.pdf",
         used_by={"compare"},

@@ -53,7 +53,7 @@ class RunIntervals:
             if record["event"] == "end":
                 reasons[record.get("attempt")] = record.get("reason")
         attempts = timeline.attempts
-        boots = [facts.get(attempt.number or 0, {}).get("boot_id") for attempt in attempts]
+        boots = [str(facts.get(attempt.number or 0, {}).get("boot_id")) for attempt in attempts]
         self.boots = np.array(boots)
         self.offsets = np.array([[0.0, *attempt.offsets][-1] for attempt in attempts])
         self.processes = np.array([attempt.world_size or 0 for attempt in attempts])

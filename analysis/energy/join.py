@@ -61,16 +61,23 @@ def read_files(
 ) -> dict[str, GpuEnergy]:
     """Return the energy of each GPU in all intervals and then all steps of the intervals, and fill the buckets."""
     meters: dict[str, GpuEnergy] = {}
-    has_nodes = len({file.node for file in files}) > 1
+    hosts = {(file.node, file.host) for file in files}
+    nodes = {file.node for file in files}
     offsets = {file.boot: file.offset_s for file in files}  # as the wall clock was set last
     for file in files:
         is_same = intervals.boots == file.boot
         offset_s = offsets[file.boot]
         begins, ends = intervals.find_edges(np.where(is_same, 0.0, intervals.offsets - offset_s))
         columns = read_columns(file.path, FAST, remarks)
+        if not columns:
+            continue
         times = columns["elapsed_sec"] + file.zero_s
         for gpu, counter, power_w in find_readings(columns):
-            name = f"node{file.node}.{gpu}" if has_nodes else gpu
+            name = gpu
+            if len(hosts) > len(nodes):  # the sampler of each was started without NODE_RANK
+                name = f"{file.host}.{gpu}"
+            elif len(nodes) > 1:
+                name = f"node{file.node}.{gpu}"
             meter = meters.setdefault(name, GpuEnergy(len(begins)))
             meter.add(file.boot, times, counter, power_w, begins, ends)
             buckets.add("power", None, times + offset_s, power_w)
@@ -106,13 +113,13 @@ def add_up_meters(
         step_j += np.where(is_sampled[intervals.step_attempt], steps[gpu], 0.0)
 
     processes = intervals.processes
-    for number in np.flatnonzero((gpus > 0) & (gpus != processes)):
+    is_complete = (gpus > 0) & ((gpus == processes) | (processes == 0))  # or unknown
+    for number in np.flatnonzero((gpus > 0) & ~is_complete):
         remarks.append(
             f"attempt {number + 1}: sampled GPUs {gpus[number]}, processes {processes[number]}. Energy "
             "and cost are of these GPUs, and steps have none. To sample only some GPUs of a machine, "
             "set CUDA_VISIBLE_DEVICES for make gpu-sampler"
         )
-    is_complete = (gpus > 0) & (gpus == processes)
     energy_j = np.where(is_complete[intervals.step_attempt], step_j, np.nan)
 
     gpu_s = intervals.seconds * np.maximum(gpus, processes)[intervals.attempt] * intervals.has_gpus

@@ -39,6 +39,7 @@ class SampleFile:
 
     path: Path
     node: int
+    host: str
     boot: str
     begin_s: float
     zero_s: float
@@ -67,8 +68,6 @@ def read_header(path: Path) -> SampleFile:
     with open(path, "rb") as file:
         names = file.readline().split(b",")
         row = file.readline().split(b",")
-    if len({*names}) < len(names):
-        raise ValueError("it has a column twice")
     elapsed_s = float(row[names.index(b"elapsed_sec")])
     about = read_object(path.with_suffix(".json"))
     zero = about["elapsed_0"]
@@ -76,7 +75,8 @@ def read_header(path: Path) -> SampleFile:
     return SampleFile(
         path,
         int(about["node"] or 0),
-        about["boot_id"] or path.name,
+        str(about.get("host")),
+        str(about["boot_id"] or path.name),
         zero["mono_s"] + elapsed_s,
         zero["mono_s"],
         last["time"] - last["mono_s"],
@@ -86,8 +86,8 @@ def read_header(path: Path) -> SampleFile:
 def read_columns(path: Path, pattern: str, remarks: list[str]) -> dict[str, np.ndarray]:
     """Return the columns whose names match, (rows,) float64 with NaN for empty cells.
 
-    Damaged rows, which a crash of the machine leaves, are left out, with a sentence added to `remarks`. A last line
-    without its end is not a row yet. Raises OSError.
+    Damaged rows, which a crash of the machine leaves, are left out, with a sentence added to `remarks`; so are all of a
+    file whose header is not the sampler's. A last line without its end is not a row yet. Raises OSError.
     """
     import pyarrow  # takes 0.1 s, which commands without samples need not wait for
 
@@ -95,7 +95,8 @@ def read_columns(path: Path, pattern: str, remarks: list[str]) -> dict[str, np.n
     data = data[: data.rfind(b"\n") + 1]
     names = data[: data.find(b"\n")].decode("latin-1").split(",")
     wanted = [name for name in names if re.fullmatch(pattern, name)]
-    if not wanted:
+    if "elapsed_sec" not in wanted or len({*wanted}) < len(wanted):
+        remarks.append(f"{path.name} is left out: a column is missing, or is there twice")
         return {}
     try:
         table = parse_columns(data, wanted)
@@ -168,8 +169,9 @@ class GpuEnergy:
         """
         is_counter = np.diff(counter[np.isfinite(counter)]).any()
         values = counter if is_counter else power_w
-        is_reading = np.isfinite(times + values)
-        last = self.last.get((boot, is_counter), ([], []))
+        last = self.last.get((boot, is_counter), (np.array([]), np.array([])))
+        is_new = times > last[0].max(initial=-np.inf)  # a second sampler adds nothing
+        is_reading = np.isfinite(times + values) & is_new
         times = np.append(last[0], times[is_reading])
         values = np.append(last[1], values[is_reading])
         if is_counter:
@@ -179,7 +181,7 @@ class GpuEnergy:
             values = values[is_change]
         if not times.size:
             return
-        times = np.maximum.accumulate(times)  # a second sampler adds nothing
+        times = np.maximum.accumulate(times)
         self.last[boot, is_counter] = (times[-1:], values[-1:])
 
         took = np.diff(times)

@@ -23,8 +23,9 @@ from analysis.logs.dialect import Dialect, Line, Values
 from analysis.runs import COLUMNS, ColumnBuilder
 
 UNKNOWN = sys.maxsize  # higher than any rank
+SEARCHED = 500  # characters of a line that was not understood
 SHOWN = 3  # lines that were not understood
-LONGEST_STEP = 10_000  # characters of a line that may be a step
+LONGEST_STEP = 4_000  # characters of a line that may be a step
 BYTE_ORDER_MARKS = (b"\xff\xfe", b"\xfe\xff")  # of UTF-16, which PowerShell writes
 # Colors, also of a logger or a paste that lost the escape character.
 COLOR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\[[0-9]{1,3}(?:;[0-9]{1,3})*m")
@@ -153,7 +154,7 @@ class Reader:
             parts = dialect.read(line)
             if parts:
                 break
-        if not text.endswith("\n") and (parts or LOOKS_LIKE_STEP.search(line)):
+        if not text.endswith("\n") and (parts or LOOKS_LIKE_STEP.search(line[:SEARCHED])):
             self.notes.append(
                 f"the last line has no line end and may be cut short; it was left out: {line.strip()}"
             )
@@ -220,13 +221,13 @@ class Reader:
         if bar:
             total = int(bar[2])
             stream.bars.setdefault((stream.rows, total), int(bar[1]))
-            if not stream.rows:
+            if not stream.rows or not stream.bar_total:
                 stream.bar_total = total
             return
         if any(text in line for text in self.ends):
             stream.marks[stream.rows, "end"] = line
             return
-        if LOOKS_LIKE_STEP.search(line):
+        if LOOKS_LIKE_STEP.search(line[:SEARCHED]):
             self.counts["lines that look like steps were not understood"] += 1
             if len(self.not_understood) < SHOWN:
                 self.not_understood.append(line.strip()[:160])

@@ -23,6 +23,7 @@ import numpy as np
 from analysis.logs.dialect import read_dialects
 from analysis.logs.read import ProcessLog, Reader
 from analysis.runs import Run, find_highest
+from record.durable import make_printable
 
 Columns = Mapping[str, np.ndarray]
 Event = dict[str, Any]
@@ -78,7 +79,7 @@ def read_log(path: Path) -> Log:
 
 def add_runs(log: Log, stream: ProcessLog, path: Path) -> None:
     """Add the runs that a process printed. Those without a clock began when the log was modified."""
-    name = Path(path.name.removesuffix(".gz")).stem
+    name = make_printable(Path(path.name.removesuffix(".gz")).stem)
     columns, not_finite = stream.to_columns()
     runs = split_runs(stream, columns)
     evals = assign_evals(stream, columns["step"], runs)
@@ -89,7 +90,7 @@ def add_runs(log: Log, stream: ProcessLog, path: Path) -> None:
         last_step = chosen.pop("last_step")[-1]
         if dialect.name == OWN:
             chosen["lrm"] = chosen["lr"] / find_highest(chosen["lr"])
-        started = chosen["time"][0]
+        started = columns["time"][run.first]
         if np.isnan(started):
             started = stream.marks.get((run.first, "clock"), path.stat().st_mtime)
         for kind, words in (("error", "after its last step"), ("late error", "after its end")):
@@ -109,7 +110,7 @@ def add_runs(log: Log, stream: ProcessLog, path: Path) -> None:
                 log_stamp=STAMP.findall(path.name)[0],
                 loss_is=dialect.loss_is,
                 state=describe_state(chosen["step"][-1], last_step, dialect.zero_based, has_ended),
-                remarks=[f"read as a log of {dialect.name}", *run.remarks],
+                remarks=[f"format: {dialect.name}", *run.remarks],
             )
         )
 
@@ -172,8 +173,9 @@ def assign_evals(
         number = results.get("step", above)
         if row in begins and has_step and number <= step[row]:
             owner = begins.index(row)
-        is_undone = any(
-            row <= restart["row"] and number > restart["step"] for restart in runs[owner].restarts
+        is_undone = any(  # without a step, it is of a step that was taken again
+            row <= restart["row"] and number >= restart["step"] + has_step
+            for restart in runs[owner].restarts
         )
         key = (number, kind)
         is_second = not has_step and key in evals[owner]
@@ -191,8 +193,9 @@ def describe_state(reached: float, last_step: float, is_zero_based: bool, has_en
         return f"{'complete' if has_ended else 'stopped'}; the log does not number its steps"
     done = reached + is_zero_based
     if has_ended or done >= last_step:
-        of_all = f", the last one in the log of {last_step:,.0f}" if done < last_step else ""
-        return f"complete at step {reached:,.0f}{of_all}"
+        if done < last_step:
+            return f"complete; the last step in the log is {reached:,.0f} of {last_step:,.0f}"
+        return f"complete at step {reached:,.0f}"
     if math.isnan(last_step):
         return f"ends at step {reached:,.0f}; the log does not say how many steps there are"
     return f"stopped at {100 * done / last_step:.1f}% (step {reached:,.0f} of {last_step:,.0f})"

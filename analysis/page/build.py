@@ -31,6 +31,7 @@ from analysis.summary import (
 from record.durable import write_whole
 from record.goodput import CATEGORIES
 from record.metrics import duration, replace_nonfinite
+from settings.declare import format_value
 
 FOLDER = Path(__file__).parent
 STYLE = "page.css"
@@ -60,9 +61,11 @@ def write_page(
     for number, (group, members) in enumerate(groups.items()):
         color, dash = choose_line(number)
         data["groups"].append({"name": group, "color": f"--line{color}", "dash": dash})
-        settings = {name: values.get(group, "") for name, values in differences.items()}
         for run in members:
             data["runs"].append(describe_data(run, buffer) | {"group": number})
+            settings = {
+                name: format_value(run.settings[name]) for name in differences if run.settings
+            }
             rows.append({"run": run.name} | summarize(run) | settings)
     kinds = {mark["kind"] for run in data["runs"] for mark in run["marks"]}
     data["marks"] = {kind: asdict(find_style(kind)) for kind in sorted(kinds)}

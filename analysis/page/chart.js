@@ -213,10 +213,6 @@ class SvgPen {
   lineTo(x, y) { this.path += `${this.path ? "L" : "M"}${x.toFixed(2)} ${y.toFixed(2)}`; }
   rect(x, y, width, height) { this.path += `M${x} ${y}h${width}v${height}h${-width}z`; }
   fillRect(...sides) { this.beginPath(); this.rect(...sides); this.fill(); }
-  arc(x, y, radius) {
-    const half = `a${radius} ${radius} 0 1 0 `;
-    this.path += `M${x - radius} ${y}${half}${2 * radius} 0${half}${-2 * radius} 0`;
-  }
   add(style) { this.parts.push(`<path d="${this.path}" opacity="${this.globalAlpha}" ${style}/>`); }
   fill() { this.add(`fill="${this.fillStyle}"`); }
   stroke() {

@@ -83,9 +83,12 @@ function valueAt(x, y, value) {
   return y[i - 1] + (y[i] - y[i - 1]) * (value - x[i - 1]) / (x[i] - x[i - 1]);
 }
 
-// The index of the last step up to this one, and where it is on an axis.
+// The index of the last step up to this one; and where a step is on an axis, as read_evals() of summary.py has it.
 const indexOf = (run, step) => Math.max(0, before(run.columns.step, step + 0.5));
-const placeOf = (run, key, step) => key === "step" ? step : run.x[key][indexOf(run, step)];
+function placeOf({x, columns}, key, step) {
+  const isBefore = step < columns.step[0], share = step / columns.step[0];
+  return key === "step" ? step : isBefore ? x[key][0] * share : valueAt(columns.step, x[key], step);
+}
 
 // ---- Lines ----
 const means = new Map();
@@ -178,7 +181,7 @@ function marksOf(key) {
   const marks = [];
   for (const run of findShown(key)) for (const {kind, step, words} of run.marks) {
     if (view.hiddenMarks.includes(kind)) continue;
-    const place = {x: placeOf(run, key, step), words: `${words} (step ${full(step)})`};
+    const place = {x: placeOf(run, key, Math.min(step, run.columns.step.at(-1))), words: `${words} (step ${full(step)})`};
     marks.push({...data.marks[kind], ...place, run});
   }
   return marks;

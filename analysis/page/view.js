@@ -20,7 +20,7 @@ const DEFAULTS = {
 };
 const view = {};
 
-const isRange = range => Array.isArray(range) && range.every(Number.isFinite) && range[0] < range[1];
+const isRange = range => Array.isArray(range) && range.every(Number.isFinite) && range[1] - range[0] > 1e-9;
 const chooseRange = (range, whole) => isRange(range) ? range : whole;
 
 // Take over what the address says. What is not of this page, or damaged, is the default.
@@ -33,6 +33,7 @@ function readAddress() {
     const given = address[name], isSame = given?.constructor === value.constructor;
     view[name] = structuredClone(isSame ? given : value);
   }
+  if (!Object.hasOwn(AXES, view.x)) view.x = DEFAULTS.x;
 }
 
 function update(changes) {

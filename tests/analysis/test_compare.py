@@ -54,7 +54,7 @@ def curve(name, step_ms, points, **facts):
     return make_run(name, [3.0] * 40, evals, step_ms=step_ms, **facts)
 
 
-TOKENS = "validation loss (nats per token) at 0.03M tokens"
+TOKENS = "validation loss (nats per token) at 30K tokens"
 TIME = "validation loss (nats per token) after 0:30"
 
 
@@ -73,7 +73,10 @@ def test_without_a_common_evaluation_training_losses_are_compared():
     early = curve("early", 1000, [(10, 4.0, False)])
     late = curve("late", 1000, [(20, 3.0, False)])
     rows = groups.compare(group_runs([early, late])).rows
-    assert rows[0]["smoothed training loss (nats per token) at 0.04M tokens"] == "3.0000"
+    assert rows[0]["smoothed training loss (nats per token) at 40K tokens"] == "3.0000"
+    slow = curve("slow", 2000, [(10, 4.0, False)])
+    losses = groups.compare(group_runs([early, slow])).losses  # none at equal times
+    assert list(losses) == ["validation loss (nats per token) at 10K tokens"]
     comparison = groups.compare(group_runs([early, make_run("silent", [math.nan])]))
     assert groups.NOTHING in comparison.sentences
     assert list(comparison.rows[0]) == ["", "seeds", "tokens/s"]
@@ -89,8 +92,9 @@ def test_logs_are_compared_by_step_and_have_no_settings_that_differ(tmp_path):
     runs = compare.read_runs("a*,b", tmp_path)
     comparison = groups.compare(group_runs([log, *runs]))
     assert comparison.differences == {"N_LAYER": {"a": "3/4", "b": "3"}}
-    assert comparison.sentences[:2] == [
+    assert comparison.sentences[:3] == [
         "They differ in N_LAYER: 3/4 (a), 3 (b).",
+        "Runs of one group have different N_LAYER: they are no seeds.",
         groups.UNKNOWN_TEXT,
     ]
     assert find_differences(group_runs([log, runs[0]])) == {}
@@ -104,7 +108,7 @@ def test_losses_on_other_text_are_not_compared(tmp_path, name, value):
     is_same = name == "SEED"
     assert (groups.OTHER_TEXT in comparison.sentences) is not is_same
     unit = "nats per token" if is_same else "bits per byte"
-    heading = f"validation loss on the full set ({unit}) at 0.02M tokens"
+    heading = f"validation loss on the full set ({unit}) at 20K tokens"
     assert comparison.rows[0][heading] == ("3.5000" if is_same else "1.5000")
 
 
@@ -119,7 +123,7 @@ def test_one_seed_and_one_seed_twice_decide_nothing(tmp_path):
 
 GOLDEN = """\
              validation loss on the full set (nats  validation loss (nats per token) after
-      seeds             per token) at 0.02M tokens                                    0:03  tokens/s
+      seeds               per token) at 20K tokens                                    0:03  tokens/s
 base      3                       3.9600 +- 0.0100                        3.5850 +- 0.0100     6,250
 muon      3                       3.9100 +- 0.0100                        3.4100 +- 0.0100     6,667
 wide      2                       3.9350 +- 0.0212                        3.5600 +- 0.0212     6,250
@@ -178,6 +182,9 @@ def test_the_figure_is_a_file_of_one_of_three_kinds(runs, capsys, monkeypatch):
         monkeypatch.setenv("FIGURE", f"{runs}/{name}")
         assert compare.main() == code
     assert (runs / "new" / "loss.pdf").read_bytes().startswith(b"%PDF")
+    short = curve("a", 1000, [(10, 4.0, False)])  # one evaluation is no curve
+    lines = next(groups.read_lines(group_runs([short]), ("tokens",), is_range=True))
+    assert lines.curve.column == "loss"
 
 
 @pytest.mark.parametrize(
@@ -193,5 +200,5 @@ def test_what_cannot_be_compared_is_named(runs, capsys, monkeypatch, names, code
     with pytest.raises(RunError, match="no step with a number"):
         compare.read_runs("empty.log", runs)
     write_run(runs / "compare" / "base-seed1", 3.0)
-    names = {run.name for run in compare.read_runs("base*,compare/*", runs)}
-    assert names == {"base-seed0", "base-seed1", "base-seed2", "base-seed1_2"}
+    names = [run.name for run in compare.read_runs(f"base*,{runs}/base*,compare/*", runs)]
+    assert names == ["base-seed0", "base-seed1", "base-seed2", "base-seed1_2"]

@@ -160,10 +160,14 @@ def test_the_command_prints_a_table_and_writes_a_line_per_step(
     kwh = find_joules((0, 30)) / 3.6e6
     total = ["total", "0:30", f"{kwh:.4g}", "100.0%", "250", "100.0%", f"{1000 * kwh:.2f}"]
     assert total in [line.split() for line in lines]
+    start_up = f"{find_joules((0, 10)) / find_joules((0, 30)):.1%}"
+    assert start_up in next(line for line in lines if line.startswith("start-up"))
     header, *rows = Path(lines[-1]).read_text().splitlines()
     assert header == "step,tokens,time,seconds,joules,watts,joules_per_token,gpu0_j"
     joules = find_joules(STEPS[-1])
     last = [float(cell) for cell in rows[-1].split(",")[3:]]
     assert last == pytest.approx([2, joules, joules / 2, joules / 100, joules], rel=1e-4)
+    median = np.median([find_joules(step) / 100 for step in STEPS])
+    assert f"{1000 * median:,.0f} mJ per token" in " ".join(lines)
     monkeypatch.setenv("PRICE_KWH", "-1")
     assert main() == 64

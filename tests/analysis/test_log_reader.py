@@ -145,6 +145,9 @@ def test_an_evaluation_without_a_step_belongs_to_the_line_above_it(read):
     evaluation = "val loss {}\n".format
     run = lines(llmc, 1, 3) + evaluation(3.5) + evaluation(11.25)
     assert evals_of(read(evaluation(11.5) + run + run)) == [{0: 11.5, 3: 3.5}, {3: 3.5}]
+    text = llmc(20) + llmc(30) + evaluation(9.5) + llmc(40)
+    text += llmc(30, 100, "3.0") + evaluation(7.5) + llmc(40)
+    assert evals_of(read(text)) == [{30: 7.5}]  # 30 was taken again
     for steps, expected in (((0, 1), 0), ((10, 20), 0), ((51, 52), 50), ((7,), 6)):
         assert evals_of(read(evaluation(11.5) + "".join(map(llmc, steps)))) == [{expected: 11.5}]
 

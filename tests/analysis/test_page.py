@@ -37,7 +37,7 @@ def make_run(name: str = "d16", n: int = 1000, lower: float = 0.0, **facts: Any)
     step = np.arange(1.0, n + 1)
     step_ms = 350 + 10 * random.random(n)
     loss = np.float32(3 + 8 * np.exp(-step / 20) + random.normal(size=n) / 20 - lower)
-    columns = {
+    columns = facts.pop("columns", {}) | {
         "tokens": step * 524288,
         "time": START + 60 + np.cumsum(step_ms) / 1000,
         "step_ms": step_ms,
@@ -148,6 +148,12 @@ def test_each_chart_has_a_text_alternative(page):
     assert labels[0].startswith(f"{LOSS}. step from 0 to 1000. d16: {loss[0]:.5g} at 1 to ")
 
 
+def test_an_evaluation_between_two_steps_is_drawn_between_them(page):
+    page.draw(make_run(n=2, columns={"step": np.array([100.0, 200.0])}))
+    places = page.value("[50, 150, 201].map(step => placeOf(data.runs[0], 'tokens', step))")
+    assert places == [262144, 786432, None]
+
+
 def test_drags_zoom_in_x_and_y_and_keys_stop_at_the_ends(page):
     page.draw(make_run())
     whole = page.chart(LOSS, RANGES)
@@ -177,7 +183,8 @@ def test_the_address_keeps_the_view(page):
     assert page.value("view") == view and view["hidden"] == ["d24"]
     assert page.chart(LOSS, RANGES) == ranges
     assert page.value("document.querySelector('[data-view=window]').value") == "51"
-    page.value('location.hash = "%7B%22zoom%22:{%22step%22:3},%22hidden%22:{}}"')  # not one of ours
+    damaged = "%7B%22zoom%22:{%22step%22:3},%22hidden%22:{},%22x%22:%22no%22}"
+    page.value(f"location.hash = '{damaged}'")
     wait_until(lambda: page.value("view.hidden") == [])
     assert page.chart(LOSS, RANGES)[:2] == [0, 1000]
 

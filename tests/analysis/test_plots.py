@@ -249,7 +249,7 @@ def test_odd_entries_of_a_trainer_state_are_left_out_and_counted(capsys):
     assert main([path.name]) == 0
     printed = capsys.readouterr().out
     assert "5 entries without a step or a loss were left out" in printed
-    assert "complete at step 30, the last one in the log of 45" in printed
+    assert "complete; the last step in the log is 30 of 45" in printed
     steps, evals = find_tables()
     assert [row.split(",")[:2] for row in steps[1:]] == [["10", "4"], ["20", "3"], ["30", "2"]]
     assert evals == ["step,eval_s,val_loss,epoch", "30,2,1.5,1"]

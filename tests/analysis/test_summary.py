@@ -28,7 +28,7 @@ def test_a_run_is_summed_up_as_by_hand():
             "minutes": np.array([1.0, 2, 3, 4, 90.5]),
         },
         not_finite={"loss": np.array([0, 0, 0, 0, 1], bool)},
-        energy=types.SimpleNamespace(kwh=1.23456),
+        energy=types.SimpleNamespace(kwh=1.23456, coverage=0.27, remarks=["a"]),
     )
     assert summarize(run) == {
         "state": "not finished at step 5",
@@ -41,9 +41,9 @@ def test_a_run_is_summed_up_as_by_hand():
         "tokens/s": "42",  # (10 + 20 + 2 * 70) / 4, and rounded
         "MFU": "40.00%",
         "training time": "1:30:30",
-        "energy": "1.235 kWh",
+        "energy": "1.235 kWh (27% of the GPUs' time sampled)",
     }
-    assert summary.list_remarks(run) == ["the loss is not finite on 1 steps, first at step 5"]
+    assert summary.list_remarks(run) == ["a", "the loss is not finite on 1 steps, first at step 5"]
 
     columns = {"tokens": np.array([np.nan]), "minutes": np.array([0.0])}
     nothing = make_run("a", [math.nan], step_ms=math.nan, columns=columns)
@@ -125,12 +125,12 @@ def test_evaluations_that_a_log_prints_between_and_beyond_its_steps():
 def test_facts_are_the_model_and_the_settings_that_matter(tmp_path):
     run = read_run(write_run(tmp_path / "a", 3.0, SEED="7", N_LAYER="2", SAVE_MINUTES="9"))
     facts = summary.describe_run(run)
-    settings = facts.pop("Settings").split()
+    settings = facts.pop("settings that are not the default").split()
     assert facts == {
-        "Started": "2023-11-14 22:13 UTC",
-        "Hardware": "8 x H100",
-        "Commit": "abc123",
-        "Model": "2 layers x 192, 2.5M parameters",
+        "started": "2023-11-14 22:13 UTC",
+        "hardware": "8 x H100",
+        "commit": "abc123",
+        "model": "2 layers x 192, 2.5M parameters",
     }
     assert "N_LAYER=2" in settings and "SEED=7" in settings and "SAVE_MINUTES" not in settings
-    assert list(summary.describe_run(make_run("log"))) == ["Started"]
+    assert list(summary.describe_run(make_run("log"))) == ["started"]
