@@ -3,8 +3,8 @@
     read(path, ...) -> (row, {column: value}) for each row in order, or (row, Bad) where it is none
 
 Memory is bounded by what one batch decodes to (BATCH_BYTES, or one row if that is larger), not by the
-file: lines and elements of arrays are read up to LONGEST_TEXT, and of Parquet so few rows are decoded
-at once that a dictionary cannot multiply them. What is wrong with a file raises Broken, or the error
+file: lines are read up to LONGEST_TEXT, and of Parquet so few rows are decoded at once that a dictionary
+cannot multiply them. Only a JSON array is read whole. What is wrong with a file raises Broken, or the error
 of the library that reads it (UNREADABLE).
 """
 
@@ -12,7 +12,6 @@ import gzip
 import io
 import itertools
 import json
-import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +22,8 @@ import pyarrow.parquet
 
 from train.data.sources.content import BYTE_ORDER_MARK, compression_of, foreign, format_of
 
-LONGEST_TEXT = 2**28  # bytes; also of a line or an element of JSON
+LONGEST_TEXT = 2**28  # bytes; also of a line of JSON
+LONGEST_ARRAY = 2**31  # characters; it takes a few times as much memory
 BATCH_BYTES, BATCH_ROWS = 2**23, 1024
 BUFFER_BYTES = 2**20
 # Encodings in which a value may be as large as the whole column, whatever the mean is.
@@ -56,14 +56,7 @@ class Bad(NamedTuple):
     what: str
 
 
-class Skipped(NamedTuple):
-    """Rows before the first that is asked for, which are not read; so many of them are known to be null."""
-
-    rows: int
-    nulls: int
-
-
-Rows = Iterator[tuple[int, "dict[str, Any] | Bad | Skipped"]]
+Rows = Iterator[tuple[int, "dict[str, Any] | Bad"]]
 
 
 def read(
@@ -129,7 +122,7 @@ def open_parquet(path: Path) -> pa.parquet.ParquetFile:
 def parquet_rows(
     path: Path, columns: tuple[str, ...], is_template: bool, id: str, start: int
 ) -> Rows:
-    """Rows before `start` are Skipped: of row groups before it, only the footer is read."""
+    """Of row groups before `start`, only the footer is read."""
     with open_parquet(path) as file:
         check_columns(file.schema_arrow, columns, is_template)
         names = [name for name in file.schema_arrow.names if name in (*columns, id)]
@@ -137,7 +130,6 @@ def parquet_rows(
         for number in range(file.num_row_groups):
             group = file.metadata.row_group(number)
             if row + group.num_rows <= start:
-                yield row, Skipped(group.num_rows, count_nulls(group, columns[0]))
                 row += group.num_rows
                 continue
             size = count_batch_rows(group, file.schema_arrow, names)
@@ -145,24 +137,12 @@ def parquet_rows(
                 size, row_groups=[number], columns=names, use_threads=False
             ):
                 skipped = min(max(0, start - row), len(batch))
-                if skipped:
-                    nulls = batch.column(columns[0]).slice(0, skipped).null_count
-                    yield row, Skipped(skipped, nulls)
-                    row += skipped
+                row += skipped
                 cells = [read_cells(batch.column(name).slice(skipped)) for name in names]
                 for values in zip(*cells, strict=True):
                     bad = next((value for value in values if type(value) is Bad), None)
                     yield row, bad or dict(zip(names, values, strict=True))
                     row += 1
-
-
-def count_nulls(group: Any, column: str) -> int:
-    """Return how many nulls a column of a row group has, as far as the file says."""
-    for index in range(group.num_columns):
-        part = group.column(index)
-        if part.path_in_schema == column and part.statistics:
-            return part.statistics.null_count or 0
-    return 0
 
 
 def check_columns(schema: pa.Schema, columns: tuple[str, ...], is_template: bool) -> None:
@@ -319,7 +299,7 @@ def open_text(path: Path, name: str) -> io.TextIOWrapper:
     return io.TextIOWrapper(open_file(path, name), encoding="utf-8-sig", newline="")
 
 
-def refuse_encoding(path: Path, row: int) -> Broken:
+def refuse_encoding(path: Path, row: int | None = None) -> Broken:
     return Broken(
         "is not UTF-8",
         f"Convert it, for example: iconv -f latin1 -t utf-8 {path.name} > utf8-{path.name}",
@@ -406,72 +386,39 @@ def make_row(value: Any, only_objects: bool = False) -> dict[str, Any] | Bad:
     return Bad("not json", f"neither an object nor a text: {str(value)[:40]}")
 
 
-DECODER = json.JSONDecoder()
-SPACE, SEPARATOR = re.compile(r"\s*"), re.compile(r"\s*([,\]])")
-ESCAPE_CHARS = 16  # an error so close to the end of what was read may be the end's
-
-
 def array_rows(path: Path, name: str) -> Rows:
-    """Yield the elements of a JSON array, of which two at most are in memory besides BUFFER_BYTES."""
-    row, separator = 0, "["
+    """Yield the elements of a JSON array, which is in memory as a whole."""
     with open_text(path, name) as file:
         try:
-            text = file.read(BUFFER_BYTES)
-            at = text.index("[") + 1
-            while separator != "]":
-                at = skip_space(text, at)
-                if row == 0 and text.startswith("]", at):
-                    return
-                element = parse_element(text, at, row)
-                if element is None:
-                    text, at = text[at:], 0
-                    more = file.read(max(BUFFER_BYTES, len(text)))
-                    if not more:
-                        raise Broken(f"half an array, it ends with {text[-40:]!r}", row=row)
-                    text += more
-                    continue
-                value, at, separator = element
-                yield row, make_row(value)
-                row += 1
-            if text[at:].strip() or file.read(BUFFER_BYTES).strip():
-                raise Broken(
-                    "more than one JSON value", "Write one array, or a line for each row", row
-                )
+            text = file.read(LONGEST_ARRAY + 1)
         except UnicodeDecodeError:
-            raise refuse_encoding(path, row) from None
-
-
-def parse_element(text: str, at: int, row: int) -> tuple[Any, int, str] | None:
-    """Parse the element of an array that begins at a place.
-
-    Returns:
-        Its value, the place after its separator, and the separator: "," or "]"; None if the text
-        ends before that.
-
-    Raises:
-        Broken: it is not valid JSON, or of more than LONGEST_TEXT.
-    """
-    problem = len(text)
+            raise refuse_encoding(path) from None
+    if len(text) > LONGEST_ARRAY:
+        raise Broken(
+            f"a JSON array of more than {LONGEST_ARRAY} characters",
+            f"Write it as JSON lines, for example: jq -c '.[]' {path.name} > {path.stem}.jsonl",
+        )
     try:
-        value, end = DECODER.raw_decode(text, at)
-        if separator := SEPARATOR.match(text, end):
-            return value, separator.end(), separator[1]
-        problem = skip_space(text, end)
+        elements = json.loads(text)
     except RecursionError:
-        raise Broken("an element that is nested too deeply", "Leave it out", row) from None
+        raise Broken("an element that is nested too deeply", "Leave it out") from None
     except json.JSONDecodeError as error:
-        if not error.msg.startswith("Unterminated string"):
-            problem = error.pos
-    if problem < len(text) - ESCAPE_CHARS:
-        some = text[max(at, problem - 20) : problem + 20]
-        raise Broken(f"not valid JSON at {some!r}", "Mend it there", row)
-    if len(text) - at > LONGEST_TEXT:
-        raise Broken(f"an element of more than {LONGEST_TEXT} characters", "Leave it out", row)
-    return None
+        raise refuse_array(text, error) from None
+    for row, element in enumerate(elements):
+        yield row, make_row(element)
 
 
-def skip_space(text: str, at: int) -> int:
-    return cast(re.Match[str], SPACE.match(text, at)).end()
+def refuse_array(text: str, error: json.JSONDecodeError) -> Broken:
+    """Say what is wrong with a JSON array, and where."""
+    place = f"line {error.lineno}, column {error.colno}"
+    if error.msg == "Extra data":
+        return Broken(
+            f"more than one JSON value ({place})", "Write one array, or a line for each row"
+        )
+    if error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string"):
+        return Broken(f"half an array, it ends with {text[-40:]!r}")
+    some = text[max(0, error.pos - 20) : error.pos + 20]
+    return Broken(f"not valid JSON at {some!r} ({place})", "Mend it there")
 
 
 # ---- Plain text

@@ -7,7 +7,7 @@ file, the line or row, and the remedy; nothing after it is read.
 
 What is wrong with a row is dropped, named and counted by reason (REASONS). A file of which at least
 100 rows were read, and more than the source's `max_dropped` of them dropped, is refused at its end:
-most often a column was renamed.
+most often a column was renamed. (Not a Parquet file of which another process has read the beginning.)
 
 The text is taken as it is, but for a byte-order mark at the start of a file. A plain text file of a
 declared source is one document, named like the file. Elsewhere the `id` column names a document, and
@@ -32,7 +32,6 @@ from train.data.sources.formats import (
     UNREADABLE,
     Bad,
     Broken,
-    Skipped,
     find_text_column,
     read,
 )
@@ -146,8 +145,7 @@ class Reading:
         self.count = self.dropped = self.objects = 0
         self.unseen = set(self.source.columns)  # columns that no object had so far
         self.columns: dict[str, None] = {}  # of the first objects
-        # The row that was dropped first, None if it was not read, and why
-        self.first_drop: tuple[int | None, str] = 0, ""
+        self.first_drop = 0, ""  # the row that was dropped first, and why
 
     def choose_column(self, path: Path, before: str) -> str:
         """Find the column of text where none is named, and return it. before: that of the last file."""
@@ -170,12 +168,6 @@ class Reading:
         for row, value in read(
             path, self.name, source.columns, bool(source.template), source.id, start, pieces
         ):
-            if isinstance(value, Skipped):  # they count where the whole file is judged
-                self.count += value.rows
-                self.dropped += value.nulls
-                if value.nulls and not self.first_drop[1]:
-                    self.first_drop = None, f"column {source.columns[0]!r} is null"
-                continue
             item = self.take(row, value)
             self.rows = row + 1
             if row >= start:
@@ -222,6 +214,8 @@ class Reading:
         """Raise Broken if the whole file was not what it should be."""
         if self.unseen and self.objects:
             self.refuse_columns()
+        if self.count < self.rows:
+            return  # another process has read its beginning
         row, why = self.first_drop
         if self.source.place and self.count == self.dropped > 0:
             raise Broken(f"has no text in its {self.count:,} rows ({why})", "Leave it out", row)

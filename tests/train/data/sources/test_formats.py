@@ -112,8 +112,6 @@ ARRAYS = [
     (b'[{"text": "a"}, {"text": "b"}]', ["a", "b"]),
     (b'\xef\xbb\xbf [\n  "a"\n ,\n"b\\n"\n]\n\n', ["a", "b\n"]),
     (b'[["a", "b"], "c"]', ["a\n\nb", "c"]),
-    (b'[{"text": "' + b"a" * 5000 + b'"}, {"text": "b"}]', ["a" * 5000, "b"]),
-    (b"[" + b", ".join(b'"%d"' % n for n in range(999)) + b"]", [str(n) for n in range(999)]),
     (b'["a", "b"]\n["c"]\n', ["a\n\nb", "c"]),
     (b"[ ]", []),
 ]
@@ -122,15 +120,13 @@ ARRAYS = [
 @pytest.mark.parametrize(("content", "expected"), ARRAYS)
 @pytest.mark.parametrize("suffix", ["json", "json.gz", "json.zst"])
 def test_an_array_over_the_whole_file_is_its_elements(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, content: bytes, expected: list
+    tmp_path: Path, suffix: str, content: bytes, expected: list
 ) -> None:
-    for size in (7, 2**20):  # of what is read at once
-        monkeypatch.setattr(formats, "BUFFER_BYTES", size)
-        p = source(tmp_path, {f"a.{suffix}": compressed(content, suffix)})
-        found = read(p)
-        assert [item.text for item in found if isinstance(item, Document)] == expected
-        assert [item.at.row for item in found] == list(range(len(expected)))
-        assert read(p, Cursor(0, 1)) == found[1:]
+    p = source(tmp_path, {f"a.{suffix}": compressed(content, suffix)})
+    found = read(p)
+    assert [item.text for item in found if isinstance(item, Document)] == expected
+    assert [item.at.row for item in found] == list(range(len(expected)))
+    assert read(p, Cursor(0, 1)) == found[1:]
 
 
 @pytest.mark.parametrize(
@@ -146,29 +142,20 @@ def test_an_array_over_the_whole_file_is_its_elements(
             b'[\n{"text": "a"}\n]',
             "a.jsonl of papers: one JSON array over the whole file",
         ),
-        ("a.json", b'[{"text": "a"}, {"text": "b', "a.json: row 2 of papers: half an array"),
-        (
-            "a.json",
-            b'["a", "b" "c", "d", "e", "f", "g"]',
-            "a.json: row 2 of papers: not valid JSON",
-        ),
-        (
-            "a.json",
-            b'["a", nil, "d", "e", "f", "g", "h"]',
-            "a.json: row 2 of papers: not valid JSON",
-        ),
-        ("a.json", b'["a",\n"b"]\n["c"]', "a.json: row 3 of papers: more than one JSON value"),
-        ("a.json", b'["a", "\xff"]', "a.json: row 1 of papers: is not UTF-8. Convert it"),
-        (
-            "a.json",
-            b'["a", ' + b"[" * 100_000,
-            "a.json: row 2 of papers: an element that is nested",
-        ),
+        ("a.json", b'["a", "b', "half an array, it ends with"),
+        ("a.json", b'["a", "b"', "half an array, it ends with"),
+        ("a.json", b'["a",\n"b" "c"]', 'not valid JSON at \'["a",\\n"b" "c"]\' (line 2, column 5)'),
+        ("a.json", b'["a",\n"b"]\n["c"]', "more than one JSON value (line 3, column 1)"),
+        ("a.json", b'["a", "\xff"]', "a.json of papers: is not UTF-8. Convert it"),
+        ("a.json", b'["a", ' + b"[" * 100_000, "an element that is nested too deeply"),
+        ("a.json", b'["a", "b", "c", "d", "e"]', "more than 20 characters. Write it as JSON lines"),
     ],
 )
 def test_json_that_is_not_rows_is_refused_with_its_place(
-    tmp_path: Path, name: str, content: bytes, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes, said: str
 ) -> None:
+    if "20 characters" in said:
+        monkeypatch.setattr(formats, "LONGEST_ARRAY", 20)
     assert said in refused(source(tmp_path, {name: content}))
 
 

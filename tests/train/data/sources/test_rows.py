@@ -346,12 +346,13 @@ def test_a_file_of_which_too_much_was_dropped_is_refused_wherever_reading_began(
 ) -> None:
     of = [{"id": str(i), "text": None if i < 51 else "x"} for i in range(100)]
     p = source(tmp_path, {f"a.{suffix}": encoded(of, suffix)})
-    # Rows of Parquet that are not read again count by what the file says of them.
-    for start in (0, 1, 45, 80, 99):
+    for start in (0, 1, 45, 80, 99) if suffix == "jsonl" else (0,):
         assert (
             "51 of 100 rows had to be dropped, more than max_dropped = 0.5 of them (column 'text' is null)"
             in refused(p, Cursor(0, start))
         ), start
+    # A part of a Parquet file says little of the whole.
+    assert suffix == "jsonl" or len(read(p, Cursor(0, 40))) == 60
     assert (
         len(read(source(tmp_path, {f"a.{suffix}": encoded(of, suffix)}, max_dropped=0.51))) == 100
     )
