@@ -173,10 +173,6 @@ class SourceOrder:
         self.group_shard_ends = group_ends(len(shard_windows), group_shards, ended)
         self.group_ends = self.shard_ends[[end - 1 for end in self.group_shard_ends]]
         self.sealed = int(self.group_ends[-1]) if len(self.group_ends) else 0  # in whole groups
-        if self.sealed == 0 and ended:
-            raise ValueError(
-                f"source {name} has no window to train on: it is shorter than SEQ_LEN + 1 tokens"
-            )
 
     def locate(self, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(epoch, shard, window in the shard) of the source's counts-th samples ever. counts (k,) int64.
@@ -224,6 +220,8 @@ class SourceOrder:
 
         They are whole, and no group is in them twice. more: how many turns after those.
         """
+        if not self.sealed:
+            return range(0)
         count = len(self.group_ends)
         first = self.turn_of(begin)
         stop = min(self.turn_of(max(begin, end - 1)) + 1 + more, first + count)
@@ -269,19 +267,25 @@ class Mixture:
         self.block = sum(self.weights)
         self.key = key_of(seed, "block")
         self.orders = [
-            SourceOrder(name, sources[name], group_shards, seed, name not in growing)
-            for name in self.names
+            self.order_of(name, sources[name], name not in growing) for name in self.names
         ]
         self._slots = np.repeat(np.arange(len(self.names)), self.weights)
         # Of the order, whatever the shards.
         text = repr(("groups of 1, 1, 2, 4", self.names, self.weights, seed, group_shards))
         self.fingerprint = hashlib.sha256(text.encode()).hexdigest()[:16]
 
+    def order_of(self, name: str, shard_windows: Sequence[int], ended: bool) -> SourceOrder:
+        """The order of a source. Raises ValueError if it has ended and has no window."""
+        order = SourceOrder(name, shard_windows, self.group_shards, self.seed, ended)
+        if ended and not order.sealed:
+            raise ValueError(
+                f"source {name} has no window to train on: it is shorter than SEQ_LEN + 1 tokens"
+            )
+        return order
+
     def grow(self, name: str, shard_windows: Sequence[int], ended: bool) -> None:
         """A source has more shards; the order of those that it had stays."""
-        self.orders[self.names.index(name)] = SourceOrder(
-            name, shard_windows, self.group_shards, self.seed, ended
-        )
+        self.orders[self.names.index(name)] = self.order_of(name, shard_windows, ended)
 
     def counts(self, samples: int) -> list[int]:
         """How many of the first `samples` of the run are of each source."""

@@ -127,5 +127,5 @@ class StreamedData(Hook):
         self.feed.tell(at, until)
         # Other ranks may be looking already whether they have the step after the one that begins.
         self.feed.make_room(job.loader.sources, job.loader.mixture.orders, through, beyond)
-        if self.feed.over and job.loader.open_groups(at) != job.loader.open_groups(through):
+        if self.feed.excess > 0 and job.loader.open_groups(at) != job.loader.open_groups(through):
             job.requests.add("save")

@@ -48,8 +48,7 @@ class Feed:
 
     Attributes:
         ready: whether the producer holds the folders, and has changed there what it will.
-        excess: bytes to be deleted.
-        over: whether the disk holds more than DATA_CACHE_GB.
+        excess: bytes to be deleted, so that the next shard fits into DATA_CACHE_GB.
     """
 
     def __init__(
@@ -73,7 +72,6 @@ class Feed:
         self.logged = ""  # the problem that was logged last
         self.ready = not (first and produces)
         self.excess = 0
-        self.over = False
         self.tokens: dict[str, int] = {}  # made of each source
         self.made_before = 0  # shards, by earlier producers
         self.made = 0  # by this one
@@ -128,7 +126,6 @@ class Feed:
             return
         self.tokens[report["source"]] = report["tokens"]
         self.excess = report["excess"]
-        self.over = report["over"]
         self.made = report["made"]
         self.ready = True
         if self.made:

@@ -252,7 +252,7 @@ class SentSource:
         self.manifest = folder / "manifest.json"
         self.content = b""
         self.shard_tokens = 0
-        self.order: SourceOrder | None = None
+        self.order = SourceOrder(name, [], data_paths.GROUP_SHARDS, 0, ended=False)
         self.held_out: list[Path] = []
         self.train: list[Path] = []
         self.sent: set[Path] = set()
@@ -270,18 +270,13 @@ class SentSource:
         infos = [seal.train for seal in seals if seal.train]
         windows = [info.windows(self.seq_len) for info in infos]
         has_ended = manifest["end"] is not None
-        if sum(windows) or not has_ended:
-            self.order = SourceOrder(
-                self.name, windows, data_paths.GROUP_SHARDS, 0, ended=has_ended
-            )
+        self.order = SourceOrder(self.name, windows, data_paths.GROUP_SHARDS, 0, has_ended)
         self.train = [self.folder / info.file for info in infos]
         self.held_out = [self.folder / seal.validation.file for seal in seals if seal.validation]
         return content
 
     def find_next(self, at: int) -> Path | None:
         """Take the next training shard to send, first those of the open group; None if all were sent."""
-        if self.order is None:
-            return None
         needed = self.order.needed(at, at)
         first = needed[0] if needed else 0
         for path in [*self.train[first:], *self.train[:first]]:

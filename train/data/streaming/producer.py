@@ -3,7 +3,7 @@
     stdin   {"settings": as Config has them, "held_out": {source: validation shards that training begins with}}
             {"at": {source: windows taken}, "until": {source: windows taken after the next step}}, repeatedly
     stdout  {"source": name, "tokens": of it so far, "made": shards by this process, "pending": tokens of the next,
-             "excess": bytes to be deleted for that one, "over": whether the disk holds more than DATA_CACHE_GB}
+             "excess": bytes to be deleted for that one}
             {"error": text, "again": whether another try may help} before it ends because of one
 
 It makes what make data makes, in the same order and to the byte, first of the source of which training
@@ -52,8 +52,7 @@ class Stream:
 
     Attributes:
         held_out: validation shards that training begins with.
-        at, until: windows that training has taken, and will have after the next step.
-        is_begun: whether training has said where it is.
+        at, until: windows that training has taken, and will have after the next step; 0 until it says where it is.
     """
 
     name: str
@@ -64,19 +63,16 @@ class Stream:
     held_out: int = 1
     at: int = 0
     until: int = 0
-    is_begun: bool = False
 
     def seals(self) -> list[tuple[int, ShardInfo]]:
         """Return the order's shards: number of the seal, and training shard."""
         numbered = enumerate(self.maker.seals)
         return [(number, seal.train) for number, seal in numbered if seal.train]
 
-    def order(self) -> SourceOrder | None:
-        """Return the order of its windows so far; None if the source turned out to have none."""
+    def order(self) -> SourceOrder:
+        """Return the order of its windows so far."""
         windows = [info.windows(self.seq_len) for _, info in self.seals()]
         has_ended = self.maker.end is not None
-        if has_ended and not sum(windows):
-            return None
         return SourceOrder(self.name, windows, data_paths.GROUP_SHARDS, 0, has_ended)
 
     def is_there(self, info: ShardInfo) -> bool:
@@ -88,9 +84,9 @@ class Stream:
 
     def find_deleted(self) -> tuple[int, int] | None:
         """Find the first shard that is needed and was deleted: its turn, and the number of its seal."""
-        order = self.order()
-        if order is None or not self.is_begun:
+        if not self.until:
             return None
+        order = self.order()
         seals = self.seals()
         for turn in order.turns(self.at, self.until):
             for shard in order.shards_of(turn):
@@ -106,20 +102,18 @@ class Stream:
 
     def must_continue(self) -> bool:
         """Whether more must be made, whatever room it takes: the group after the next step's is not whole."""
-        order = self.order()
-        if self.maker.end is not None or order is None:
+        if self.maker.end is not None:
             return False
+        order = self.order()
         next_turn = order.turn_of(max(self.at, self.until - 1)) + 1
         return self.must_begin() or next_turn >= len(order.group_ends)
 
     def lead(self) -> float:
         """Return how far training can go with what there is, in tokens of the whole run."""
-        order = self.order()
-        deleted = self.find_deleted()
         if self.must_begin():
             return -math.inf
-        if order is None:
-            return math.inf
+        order = self.order()
+        deleted = self.find_deleted()
         if deleted:
             end = order.first_sample(deleted[0])
         elif order.ended:
@@ -156,7 +150,6 @@ class Producer:
         self.reported_s = time.monotonic()
         self.made = 0
         self.excess = 0
-        self.is_over = False
         v = vocabulary(config)
         for name, weight in config.mixture.items():
             maker = maker_of(config, name, v)
@@ -184,7 +177,6 @@ class Producer:
             if position:
                 stream.at = position["at"][stream.name]
                 stream.until = position["until"][stream.name]
-                stream.is_begun = True
         self.measure()
         for stream in sorted(self.streams, key=Stream.lead):
             if stream.make_shard(has_room=not self.excess):
@@ -198,7 +190,6 @@ class Producer:
     def measure(self) -> None:
         """Compare the disk with DATA_CACHE_GB."""
         size = sum(stream.disk_bytes() for stream in self.streams)
-        self.is_over = size > self.cap
         for stream in self.streams:
             if stream.maker.end is None or stream.find_deleted():
                 size += self.shard_bytes  # one more will be made
@@ -217,7 +208,6 @@ class Producer:
                 "made": self.made,
                 "pending": stream.maker.pending["train"].tokens,
                 "excess": self.excess,
-                "over": self.is_over,
             }
         )
 

@@ -21,7 +21,7 @@ from train.data.shards import ShardSet
 from train.data.streaming import consumer
 from train.data.streaming.consumer import Feed
 
-WORDS = {"source": "s", "tokens": 100, "made": 0, "pending": 0, "excess": 0, "over": False}
+WORDS = {"source": "s", "tokens": 100, "made": 0, "pending": 0, "excess": 0}
 
 
 def quiet(tmp_path: Path, **settings: Any) -> Feed:
