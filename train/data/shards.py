@@ -226,7 +226,8 @@ class ShardSet:
         known = len(self.seals)
         if seals[:known] != self.seals:
             raise DataError(
-                f"{path}: shards that were there have changed while they were in use; {self.remedy()}"
+                f"{path}: shards that were there have changed while they were in use; "
+                f"{make_anew(self.folder)}"
             )
         if not self.partial and manifest["end"] is None:
             raise DataError(
@@ -258,9 +259,6 @@ class ShardSet:
         facts = self.manifest
         return f"{facts['source']} {facts['key']} {self.tokenizer_sha256} {facts['shard_tokens']}"
 
-    def remedy(self) -> str:
-        return make_anew(self.folder)
-
     def check_header(self, info: ShardInfo, may_be_absent: bool = False) -> None:
         """Check size, magic and the facts that the header repeats. Raises DataError."""
         path = self.folder / info.file
@@ -272,38 +270,29 @@ class ShardSet:
             if may_be_absent and isinstance(error, FileNotFoundError):
                 return
             raise unreadable(path, error) from None
-        problem = self.find_fault(info, head, size)
-        if problem:
-            raise DataError(f"{path}: {problem}")
-
-    def find_fault(self, info: ShardInfo, head: bytes, size: int) -> str:
-        """Compare the first bytes and the size of a file with its entry. Returns what is wrong and the remedy, or ""."""
-        remedy = remake(self.folder / info.file)
         if head[:8] != MAGIC:
             page = "; it looks like an error page" if head.lstrip()[:1] == b"<" else ""
-            return f"not a token shard ({size} bytes, starts with {head[:20]!r}{page}); {remedy}"
+            problem = f"not a token shard ({size} bytes, starts with {head[:20]!r}{page})"
+            raise DataError(f"{path}: {problem}; {remake(path)}")
         if size != info.bytes:
-            return f"{size} bytes, but the manifest says {info.bytes}; {remedy}"
+            raise DataError(
+                f"{path}: {size} bytes, but the manifest says {info.bytes}; {remake(path)}"
+            )
         _, layout, width, tokens, documents, tokenizer, _ = HEADER.unpack(head[: HEADER.size])
-        facts = (layout, width * tokens + HEADER_BYTES, tokens, documents)
-        if facts != (FORMAT, size, info.tokens, info.documents):
-            return (
-                f"header says format {layout}, {tokens} tokens of {width} bytes, {documents} documents, "
-                f"but the manifest says {info.tokens} tokens, {info.documents} documents; {remedy}"
+        facts = (layout, width * tokens + HEADER_BYTES, tokens, documents, tokenizer.hex())
+        if facts != (FORMAT, size, info.tokens, info.documents, self.tokenizer_sha256):
+            raise DataError(
+                f"{path}: header says format {layout}, {tokens} tokens of {width} bytes, {documents} "
+                f"documents, tokenizer {tokenizer.hex()[:12]}, but the manifest says {info.tokens} tokens, "
+                f"{info.documents} documents, tokenizer {self.tokenizer_sha256[:12]}; {remake(path)}"
             )
-        if tokenizer.hex() != self.tokenizer_sha256:
-            return (
-                f"made with tokenizer {tokenizer.hex()[:12]}, but the manifest says "
-                f"{self.tokenizer_sha256[:12]}; {self.remedy()}"
-            )
-        return ""
 
     def check_vocabulary(self, tokenizer_sha256: str, vocab_size: int) -> None:
         """Raise DataError unless the shards are of this tokenizer and every id has a row in the embedding."""
         if self.tokenizer_sha256 != tokenizer_sha256:
             raise DataError(
                 f"{self.folder}: the shards are of tokenizer {self.tokenizer_sha256[:12]}, but TOKENIZER "
-                f"gives {tokenizer_sha256[:12]}; choose that tokenizer, or {self.remedy()}"
+                f"gives {tokenizer_sha256[:12]}; choose that tokenizer, or {make_anew(self.folder)}"
             )
         for seal in self.seals:
             for info in seal.infos():

@@ -123,11 +123,10 @@ class Vocabulary:
 
         Memory is bounded by BATCH_BYTES and the longest text: long ones are encoded in pieces over several batches,
         short ones share a batch. A thread has a batch encoded while the caller's draws the texts of the next and makes
-        arrays of the last, so that at most two batches are read ahead of what was yielded. What `texts` raises is
-        raised behind the last text that it gave. A text with a lone surrogate is a TypeError.
+        arrays of the last, so that at most two batches are read ahead of what was yielded. A text with a lone surrogate is a TypeError.
         """
-        problem: list[Exception] = []
-        drawn, parts = batches(texts, problem), list[np.ndarray]()
+        drawn = batches(texts)
+        parts: list[np.ndarray] = []
         with concurrent.futures.ThreadPoolExecutor(
             1
         ) as worker:  # leaving it waits for the batch under way
@@ -143,24 +142,14 @@ class Vocabulary:
                         yield parts[0] if len(parts) == 1 else np.concatenate(parts)
                         parts = []
                 batch, encoded = following, []
-        if problem:
-            raise problem[0]
 
     def encode_pieces(self, batch: list[Piece]) -> list[Encoding]:
-        if self.inner is self.tokenizer:
-            return self.tokenizer.encode_batch_fast(
-                [piece.text for piece in batch], add_special_tokens=False
-            )
-        first, later = (
-            iter(
-                tokenizer.encode_batch_fast(
-                    [piece.text for piece in batch if piece.begins is begins],
-                    add_special_tokens=False,
-                )
-            )
-            for tokenizer, begins in ((self.tokenizer, True), (self.inner, False))
-        )
-        return [next(first if piece.begins else later) for piece in batch]
+        """Return the ids of each piece, in order."""
+        encoded = {}
+        for tokenizer, begins in ((self.tokenizer, True), (self.inner, False)):
+            texts = [piece.text for piece in batch if piece.begins is begins]
+            encoded[begins] = iter(tokenizer.encode_batch_fast(texts, add_special_tokens=False))
+        return [next(encoded[piece.begins]) for piece in batch]
 
     def decode(self, ids: Iterable[int]) -> str:
         return self.tokenizer.decode(list(ids), skip_special_tokens=False)
@@ -299,22 +288,20 @@ def part_without_prefix(part: dict[str, Any]) -> dict[str, Any] | None:
     return None if part["type"] == "Prepend" else part | never.get(part["type"], {})
 
 
-def batches(texts: Iterable[str], problem: list[Exception]) -> Iterator[list[Piece]]:
-    """Pieces of the texts in lists of about BATCH_BYTES. What `texts` raises ends them, and is put into `problem`."""
-    batch, held = list[Piece](), 0
-    try:
-        for text in texts:
-            begins, left = True, len(text)
-            for part in pieces(text):
-                left -= len(part)
-                batch.append(Piece(part, begins, ends=left == 0))
-                begins = False
-                held += len(part) if part.isascii() else len(part.encode(errors="surrogatepass"))
-                if held >= BATCH_BYTES or len(batch) == BATCH_PIECES:
-                    yield batch
-                    batch, held = [], 0
-    except Exception as error:
-        problem.append(error)
+def batches(texts: Iterable[str]) -> Iterator[list[Piece]]:
+    """Pieces of the texts in lists of about BATCH_BYTES."""
+    batch: list[Piece] = []
+    size = 0
+    for text in texts:
+        left = len(text)
+        for part in pieces(text):
+            begins = left == len(text)
+            left -= len(part)
+            batch.append(Piece(part, begins, ends=left == 0))
+            size += len(part) if part.isascii() else len(part.encode(errors="surrogatepass"))
+            if size >= BATCH_BYTES or len(batch) == BATCH_PIECES:
+                yield batch
+                batch, size = [], 0
     if batch:
         yield batch
 

@@ -153,7 +153,7 @@ def flip(content, at):
         (lambda c: flip(c, 16), ["header says format 1, 296 tokens"]),
         (
             lambda c: c[:32] + bytes.fromhex(OTHER) + c[64:],
-            [f"made with tokenizer {OTHER[:12]}", TOKENIZER[:12]],
+            [f"tokenizer {OTHER[:12]}, but the manifest says", TOKENIZER[:12]],
         ),
     ],
     ids=[
@@ -176,11 +176,8 @@ def test_a_bad_file_is_found_on_opening_and_named_with_the_remedy(tmp_path, spoi
     with pytest.raises(DataError) as raised:
         ShardSet(tmp_path)
     assert str(raised.value).startswith(f"{path}: ")
-    remedy = (
-        tmp_path if words[0].startswith("made with tokenizer") else path
-    )  # a single one is made again
     assert str(raised.value).endswith(
-        f"; delete {remedy} and run: make data, with the DATA or DATA_MIX of the run"
+        f"; delete {path} and run: make data, with the DATA or DATA_MIX of the run"
     )
     assert all(word in str(raised.value) for word in words), str(raised.value)
 
@@ -213,16 +210,6 @@ def test_any_flipped_bit_is_found_when_the_shard_is_first_read(tmp_path):
     assert ShardSet(tmp_path).tokens("train", 0).tolist() == numbers(300).tolist()
 
 
-def test_a_hash_is_checked_once(tmp_path, monkeypatch):
-    make(tmp_path)
-    shards, checked = ShardSet(tmp_path), []
-    monkeypatch.setattr(shards, "check_hash", lambda info: checked.append(info.file))
-    for _ in range(3):
-        shards.tokens("train", 0)
-        shards.tokens("validation", 0)
-    assert checked == ["train_00000.bin", "validation_00000.bin"]
-
-
 @pytest.mark.fault(11)
 @pytest.mark.parametrize(
     "content",
@@ -248,16 +235,6 @@ def test_a_damaged_manifest_is_named_with_the_remedy(tmp_path, content):
     with pytest.raises(
         DataError, match=rf"{tmp_path}/manifest\.json: not a manifest .*delete {tmp_path} and run"
     ):
-        ShardSet(tmp_path)
-
-
-@pytest.mark.parametrize(("key", "value"), [("tokens", 150), ("tokens", 3000), ("documents", 9)])
-def test_a_manifest_that_contradicts_a_header_is_refused(tmp_path, key, value):
-    path = make(tmp_path)
-    manifest = json.loads((tmp_path / "manifest.json").read_text())
-    manifest["seals"][0]["train"][key] = value
-    write_manifest(tmp_path, manifest)
-    with pytest.raises(DataError, match=f"{path}: .*make data"):
         ShardSet(tmp_path)
 
 
@@ -302,11 +279,15 @@ def test_shards_of_another_tokenizer_are_refused_with_both_names(tmp_path):
 
 
 @pytest.mark.fault(27)
+@pytest.mark.parametrize(
+    ("sizes", "file", "count"),
+    [((300, 200), "train_00000.bin", 300), ((10,), "validation_00000.bin", 50)],
+)
 def test_a_token_id_beyond_the_vocabulary_is_refused_with_the_size_that_holds_it(
-    tmp_path,
+    tmp_path, sizes, file, count
 ):
-    path = make(tmp_path)
-    highest = int(numbers(300).max())
+    path = make(tmp_path, sizes).with_name(file)
+    highest = int(numbers(count).max())
     shards = ShardSet(tmp_path)
     with pytest.raises(
         DataError,
@@ -315,15 +296,6 @@ def test_a_token_id_beyond_the_vocabulary_is_refused_with_the_size_that_holds_it
     ):
         shards.check_vocabulary(TOKENIZER, highest)
     shards.check_vocabulary(TOKENIZER, highest + 1)
-
-
-@pytest.mark.fault(27)
-def test_a_token_id_beyond_the_vocabulary_is_found_in_validation_too(tmp_path):
-    make(tmp_path, (10,))
-    highest = int(numbers(50).max())
-    assert highest > numbers(10).max()
-    with pytest.raises(DataError, match=r"validation_00000\.bin: holds token id"):
-        ShardSet(tmp_path).check_vocabulary(TOKENIZER, highest)
 
 
 # ---- Sources of which more shards come

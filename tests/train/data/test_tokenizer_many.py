@@ -44,11 +44,11 @@ def test_a_large_vocabulary_has_ids_of_four_bytes(vocabulary: Vocabulary) -> Non
 
 
 def test_batches_are_bounded_in_bytes_and_in_pieces(small_batches: None) -> None:
-    many = list(tokenizer.batches(["x"] * 20, []))
+    many = list(tokenizer.batches(["x"] * 20))
     assert [len(batch) for batch in many] == [6, 6, 6, 2] and all(
         p.begins and p.ends for batch in many for p in batch
     )
-    long = list(tokenizer.batches(["\u65e5" * 500], []))
+    long = list(tokenizer.batches(["\u65e5" * 500]))
     assert [len(batch) for batch in long] == [2] * 5  # 150 bytes a piece
     flags = [(p.begins, p.ends) for batch in long for p in batch]
     assert flags == [(True, False), *[(False, False)] * 8, (False, True)]
@@ -70,21 +70,6 @@ def test_no_more_than_two_batches_are_read_ahead(
     for done in range(1, 101):
         next(encoded)
         assert done <= drawn <= done + 2 * 6  # and never waits for texts that it does not need
-
-
-def test_what_the_texts_raise_comes_behind_the_last_of_them(
-    vocabulary: Vocabulary, small_batches: None
-) -> None:
-    for n in (0, 1, 6, 7, 20):
-
-        def texts(n: int = n) -> Iterator[str]:
-            yield from ["ab"] * n
-            raise ConnectionError("gone")
-
-        encoded = vocabulary.encode_all(texts())
-        assert len([next(encoded) for _ in range(n)]) == n
-        with pytest.raises(ConnectionError, match="gone"):
-            next(encoded)
 
 
 def test_a_consumer_that_stops_leaves_no_thread_and_no_open_source(

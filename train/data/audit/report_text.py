@@ -1,6 +1,5 @@
-"""The report of report.py for a terminal of 80 columns and 40 lines, and its warnings."""
+"""The report of report.py for a terminal of 80 columns, and its warnings."""
 
-import itertools
 import textwrap
 from collections.abc import Iterator
 from typing import Any
@@ -8,8 +7,7 @@ from typing import Any
 from record.durable import make_printable
 
 COLUMNS = 80
-MOST_SOURCES = 3  # that are shown; report.json has all
-MOST_WARNINGS = 5
+MOST_WARNINGS = 5  # that are shown; report.json has all
 SEQUENCES = 2
 MEANS_NOTHING = 0.1  # share of a task's questions
 MANY_NEAR = 0.05  # share of the training tokens
@@ -65,8 +63,8 @@ def describe_shared(name: str, compared: Report, task: str, counts: Report) -> s
 
 def render(report: Report) -> Iterator[str]:
     """Write the report as lines."""
-    sources = dict(itertools.islice(report["sources"].items(), MOST_SOURCES))
-    yield from render_sources(sources, len(report["sources"]))
+    sources = report["sources"]
+    yield from render_sources(sources)
     yield ""
     yield from render_compared(report)
     yield ""
@@ -76,15 +74,16 @@ def render(report: Report) -> Iterator[str]:
         yield from wrap(make_printable(sequence["text"][: 2 * COLUMNS]), "  | ")
     yield ""
     warnings = report["warnings"]
-    yield count_shown("Warnings", len(warnings), MOST_WARNINGS) if warnings else "No warnings."
+    is_cut = len(warnings) > MOST_WARNINGS
+    shown = f"Warnings ({MOST_WARNINGS} of {len(warnings):,})" if is_cut else "Warnings"
+    yield shown if warnings else "No warnings."
     for warning in warnings[:MOST_WARNINGS]:
         yield from wrap(warning, "  - ")
 
 
-def render_sources(sources: Report, number: int) -> Iterator[str]:
-    """Write counts, lengths and dropped rows of sources. number: how many there are in all."""
-    title = count_shown("Source", number, MOST_SOURCES)
-    yield f"{title:25}{'documents':>12}{'tokens':>16}{'duplicates':>11}{'near-duplicates':>16}"
+def render_sources(sources: Report) -> Iterator[str]:
+    """Write counts, lengths and dropped rows of sources."""
+    yield f"{'Source':25}{'documents':>12}{'tokens':>16}{'duplicates':>11}{'near-duplicates':>16}"
     for name, source in sources.items():
         for split, counts in source["splits"].items():
             equal = counts["duplicates"]["token_share"]
@@ -124,11 +123,6 @@ def render_compared(report: Report) -> Iterator[str]:
     )
     if tokens < of_tokens:
         yield f"Compared with tasks and each other: {tokens:,} of {of_tokens:,} tokens"
-
-
-def count_shown(title: str, number: int, most: int) -> str:
-    """Return a title that says how many of its rows are not shown."""
-    return f"{title} ({most} of {number:,})" if number > most else title
 
 
 def wrap(text: str, first: str) -> list[str]:

@@ -252,27 +252,24 @@ def find_reason(path: Path, is_chosen: bool = False) -> str:
     start = read_start(path)
     if not start:
         return "empty"
-    is_read = is_readable(path.name, start, is_chosen) and not is_worthless(path.name, start)
+    is_read = is_readable(path.name, start, is_chosen)
     return "" if is_read else path.suffix or "no suffix"
 
 
-def is_worthless(name: str, start: bytes) -> bool:
-    """Tell whether plain text is blank or a page for browsers, and not worth a refusal of its folder."""
-    if format_of(name) not in ("", "text") or compression_of(name):
-        return False
-    if not start.strip():
-        return len(start) < START_BYTES
-    return bool(foreign(start)) and not start.startswith(LFS)
-
-
 def is_readable(name: str, start: bytes, is_chosen: bool = False) -> bool:
-    """Tell whether these first bytes are those of a known format, or of text."""
+    """Tell whether these first bytes are those of a known format, or of text.
+
+    Blank text and pages for browsers are not worth a refusal of their folder.
+    """
     kind = format_of(name)
     if compression_of(name) or kind in ("parquet", "lines"):
         return kind != ""
     if kind == "json":
         return holds_rows(start, is_chosen)
-    if Path(name).suffix.lower() in (".csv", ".tsv") or b"\0" in start:
+    is_blank = not start.strip() and len(start) < START_BYTES
+    is_page = bool(foreign(start)) and not start.startswith(LFS)
+    is_table = Path(name).suffix.lower() in (".csv", ".tsv")
+    if is_blank or is_page or is_table or b"\0" in start:
         return False
     try:
         start.decode()

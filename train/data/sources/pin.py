@@ -241,24 +241,19 @@ def data_files(s: Source, revision: str, token: str) -> list[str]:
 def local_pin(s: Source, folder: Path) -> Pinned:
     """Return the files as they are now."""
     if s.kind == "stdlib":
-        root = stdlib_root()
-        files = []
-        for name in stdlib_names(s.leave_out):
-            path = root / name
-            files.append(File(name, path.stat().st_size, digest_of(path, "xxh3")))
-        return Pinned(s, ".".join(map(str, sys.version_info[:3])), tuple(files))
+        files = hashed(s, stdlib_names(s.leave_out), folder)
+        return Pinned(s, ".".join(map(str, sys.version_info[:3])), files)
     names = list_given(s) if s.place else expanded(s)
     earlier = earlier_files(s, folder)
     there = [file.name for file in earlier if find_path(file.name).is_file()]
-    every = hashed(sorted({*names, *there}), folder / f"hashes-{s.identity}.json")
+    every = hashed(s, sorted({*names, *there}), folder)
     given = [file for file in every if file.name in set(names)]
-    chosen = drop_copies(given)
-    texts = {file.digest for file in chosen}
+    texts = {file.digest for file in given}
     if set(earlier) <= set(every) and {file.digest for file in earlier} == texts:
         # An earlier version read copies too. The shards that it made stay valid.
         chosen = earlier
-    elif len(chosen) < len(given):
-        warn_of_copies(s, given)
+    else:
+        chosen = drop_copies(s, given)
     content = xxhash.xxh3_128(json.dumps([dataclasses.astuple(file) for file in chosen]).encode())
     return Pinned(s, f"local-{content.hexdigest()}", chosen)
 
@@ -286,25 +281,19 @@ def earlier_files(s: Source, folder: Path) -> tuple[File, ...]:
         return ()
 
 
-def drop_copies(files: list[File]) -> tuple[File, ...]:
-    """Return the files without those that are equal to an earlier one: text counts once."""
+def drop_copies(s: Source, files: list[File]) -> tuple[File, ...]:
+    """Return the files without those that are equal to an earlier one: text counts once. Log how many these are."""
     first: dict[str, File] = {}
-    for file in files:
-        first.setdefault(file.digest, file)
+    copies = [file for file in files if first.setdefault(file.digest, file) is not file]
+    if copies:
+        log.warning(
+            "%s: left out copies of other files (%d), for example %s, which equals %s",
+            s.name,
+            len(copies),
+            make_printable(copies[0].name),
+            make_printable(first[copies[0].digest].name),
+        )
     return tuple(first.values())
-
-
-def warn_of_copies(s: Source, files: list[File]) -> None:
-    """Log how many files are left out, and one of them."""
-    first = {file.digest: file for file in reversed(files)}
-    copies = [file for file in files if first[file.digest] is not file]
-    log.warning(
-        "%s: left out copies of other files (%d), for example %s, which equals %s",
-        s.name,
-        len(copies),
-        make_printable(copies[0].name),
-        make_printable(first[copies[0].digest].name),
-    )
 
 
 def expanded(s: Source) -> list[str]:
@@ -329,8 +318,9 @@ def local_path(s: Source, name: str) -> Path:
     return stdlib_root() / name if s.kind == "stdlib" else find_path(name)
 
 
-def hashed(names: list[str], cache: Path) -> tuple[File, ...]:
-    """Files with size and hash; those whose size and time are as in the cache are not read again."""
+def hashed(s: Source, names: list[str], folder: Path) -> tuple[File, ...]:
+    """Files with size and hash; those whose size and time are as in `folder`'s cache are not read again."""
+    cache = folder / f"hashes-{s.identity}.json"
     try:
         known = dict(json.loads(read_text(cache) or "{}"))
     except (ValueError, TypeError, RecursionError):
@@ -338,7 +328,7 @@ def hashed(names: list[str], cache: Path) -> tuple[File, ...]:
     files = []
     now = {}
     for name in names:
-        path = find_path(name)
+        path = local_path(s, name)
         try:
             facts = path.stat()
             stamp = [facts.st_size, facts.st_mtime_ns]
