@@ -179,29 +179,6 @@ def run_prepare(folder, env, script=""):
 
 
 @pytest.mark.slow
-@pytest.mark.fault(30)
-@pytest.mark.parametrize(
-    ("bad", "reason"),
-    [
-        (b'{"id": "x", "text": "latin \xe9"}\n', "utf-8"),
-        (b'{"id": "x", "text": "half \\ud83d pair"}\n', "surrogate"),
-        (b"\xff\xfe\x00\x01\n", "utf-8"),
-        (row("x", "nul \0 in it"), "nul"),
-        (b'{"id": "x", "te\n', "not json"),
-    ],
-    ids=["not UTF-8", "lone surrogate", "binary", "NUL", "cut"],
-)
-def test_a_row_that_is_no_text_is_left_out_counted_and_named(tmp_path, data, bad, reason):
-    rows = [row(f"p{i}", f"abcd {i}") for i in range(30)]
-    env = papers(tmp_path, data, b"".join(rows[:20]) + bad + b"".join(rows[20:]))
-    code, out = run_prepare(tmp_path, env)
-    assert code == 0, out
-    assert "source papers: 30 documents" in out and f"rows dropped: 1 {reason};" in out
-    assert f"  dropped: {tmp_path}/papers/0.jsonl, row 21: " in out
-    assert stored(Config.load(env)) == sorted(f"abcd {i}" for i in range(30))
-
-
-@pytest.mark.slow
 @pytest.mark.fault(29)
 def test_a_document_of_50_mb_without_a_blank_takes_bounded_memory(tmp_path, data):
     script = (

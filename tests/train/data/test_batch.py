@@ -118,17 +118,6 @@ def test_steps_asked_for_in_any_order_give_the_same_batches(opened):
         assert torch.equal(other.batch(step).micro_batches[0][0], forward[step])
 
 
-def test_a_gap_passes_samples_over_from_its_step_on(opened):
-    c, sources = opened
-    loader = Loader(c, sources, world(), END)
-    gap = (Gap(step=4, windows=2 * c.batch_windows),)
-    assert loader.batch(3, gap).samples == loader.batch(3).samples
-    assert loader.batch(4, gap).samples == loader.batch(6).samples
-    assert torch.equal(
-        loader.batch(4, gap).micro_batches[0][0], loader.batch(6).micro_batches[0][0]
-    )
-
-
 @pytest.mark.parametrize(("size", "micro"), [(1, 16), (2, 4), (2, 3)])
 def test_bounds_are_those_of_the_documents_in_each_micro_batch(opened, size, micro):
     c, sources = opened

@@ -217,39 +217,6 @@ def test_weights_count_by_their_ratio() -> None:
     assert double.fingerprint == mixture().fingerprint
 
 
-def test_each_window_comes_once_an_epoch() -> None:
-    samples = located(mixture(), range(6000))
-    for s, name in enumerate(WINDOWS):
-        everything = {
-            (shard, window) for shard, n in enumerate(WINDOWS[name]) for window in range(n)
-        }
-        mine = [(epoch, (shard, window)) for source, epoch, shard, window in samples if source == s]
-        epochs = [epoch for epoch, _ in mine]
-        assert epochs == sorted(epochs)
-        assert epochs[-1] >= 2
-        for epoch in range(epochs[-1]):  # the last may be open
-            seen = [place for e, place in mine if e == epoch]
-            assert len(seen) == len(everything) and set(seen) == everything
-        assert len({place for e, place in mine if e == epochs[-1]}) == epochs.count(epochs[-1])
-
-
-def test_epochs_seeds_and_sources_have_orders_of_their_own() -> None:
-    def order(seed: int, name: str, epoch: int) -> list[Sample]:
-        return [
-            (0, 0, *place[2:])
-            for place in located(
-                Mixture({name: [500]}, {name: 1}, seed, 8), range(500 * epoch, 500 * epoch + 500)
-            )
-        ]
-
-    orders = [order(*what) for what in itertools.product((1, 2), ("a", "b"), (0, 1))]
-    for one, other in itertools.combinations(orders, 2):
-        assert sorted(one) == sorted(other)
-        assert (
-            sum(x == y for x, y in zip(one, other, strict=True)) < 10
-        )  # one is expected by chance
-
-
 def test_gaps_pass_over_windows_from_their_step_on() -> None:
     gaps = (Gap(step=2, windows=48), Gap(step=2, windows=1), Gap(step=4, windows=10))
     starts = [sample_range(step, 48, gaps=gaps).start for step in range(6)]
@@ -307,25 +274,6 @@ def test_the_fingerprint_tells_apart_all_that_changes_the_order_and_shards_do_no
 
 
 # ---- Exact shares, far out and whatever the ranks
-
-
-@pytest.mark.parametrize("begin", [0, 10**10, 10**10 + 700, 10**12])
-def test_every_hundred_have_the_exact_shares_however_far_out_and_whatever_the_ranks(
-    begin: int,
-) -> None:
-    m, batch, steps = mixture(), 400, 3
-    assert begin % 100 == 0
-    for ranks in (1, 5, 16, 400):
-        rows = [
-            m.locate(np.arange(part.start, part.stop) + begin)
-            for step in range(steps)
-            for rank in range(ranks)
-            if (part := sample_range(step, batch, rank=rank, ranks=ranks))
-        ]
-        source = np.concatenate([at.source for at in rows])
-        assert {tuple(np.bincount(block, minlength=3)) for block in source.reshape(-1, 100)} == {
-            (65, 34, 1)
-        }
 
 
 def test_counts_are_those_of_the_samples_one_by_one() -> None:

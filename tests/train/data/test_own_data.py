@@ -95,14 +95,6 @@ def test_a_folder_of_text_becomes_shards_with_some_held_out(tmp_path: Path) -> N
     assert not (ROOT / "sources" / "notes.toml").exists()
 
 
-def test_conversations_are_for_fine_tuning(tmp_path: Path) -> None:
-    path = tmp_path / "chats.jsonl"
-    path.write_text('{"messages": [{"role": "user", "content": "hi"}]}\n')
-    done = prepare_data(tmp_path, str(path))
-    assert done.returncode == 78
-    assert "make finetune DATA=" in done.stderr + done.stdout
-
-
 @pytest.mark.fault(12)
 def test_a_data_set_of_the_hub_is_fetched_by_its_name(tmp_path: Path) -> None:
     rows = [{"id": str(n), "story": f"Once there were {n} trees.\n" * 20} for n in range(900)]

@@ -252,18 +252,6 @@ def test_a_local_source_that_an_earlier_version_made_a_part_of_stays_as_it_is(
     assert content(config) == before
 
 
-def test_shards_of_another_size_go_on_in_it(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prepare.prepare(config)
-    before = content(config)
-    monkeypatch.setattr(data_paths, "SHARD_TOKENS", 5000)
-    for path in opened(config).folder.glob("train_*.bin"):
-        path.unlink()
-    prepare.prepare(config)
-    assert content(config) == before and opened(config).manifest["shard_tokens"] == 1000
-
-
 def test_what_is_there_is_left_alone(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     prepare.prepare(config)
     before = content(config)

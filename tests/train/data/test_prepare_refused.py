@@ -2,19 +2,14 @@
 
 import dataclasses
 import logging
-import os
 import re
 import shutil
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 
 import pytest
 
-from settings import ROOT
 from settings.config import Config
-from tests.train.data.test_prepare import config, content, declare, declare_papers, opened, settings
+from tests.train.data.test_prepare import config, declare, declare_papers, opened, settings
 from train.data import prepare
 from train.data.manifest import DataError
 from train.data.sources.source import CorpusError
@@ -71,25 +66,6 @@ def test_verify_refuses_what_training_would_though_every_byte_is_right(config: C
     prepare.verify(c)
     with pytest.raises(DataError, match="set VOCAB_SIZE=300"):
         prepare.verify(dataclasses.replace(c, vocab_size=256))
-
-
-def test_a_missing_shard_is_said_with_the_remedy_and_that_brings_it_back(
-    config: Config, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    prepare.prepare(config)
-    before, folder = content(config), opened(config).folder
-    path = folder / "train_00002.bin"
-    path.unlink()
-    with pytest.raises(
-        DataError,
-        match=rf"{path}: cannot be read \(No such file.*\); make it again with: make data",
-    ):
-        opened(config)
-    settings(monkeypatch, config)
-    caplog.set_level(logging.INFO)
-    assert prepare.main(["data"]) == 0
-    assert content(config) == before
-    assert any("making shard 2 again" in message for message in caplog.messages)
 
 
 @pytest.mark.parametrize(
@@ -182,44 +158,6 @@ def test_a_source_that_fails_while_it_is_read_is_not_blamed_on_the_disk(config: 
         CorpusError, match=r"b\.jsonl: 3 bytes, not \d+.*it changed since papers was prepared"
     ):
         prepare.make_source(config, "papers", prepare.vocabulary(config))
-
-
-AS_ANOTHER_USER = """
-import os, sys
-from train.data import prepare
-settings = prepare.Config.load()  # now: the other user may not be able to read this repository
-prepare.Config.load = classmethod(lambda cls: settings)
-if os.getuid() == 0:  # who may write anywhere
-    os.setgroups([])
-    os.setgid(65534)
-    os.setuid(65534)
-sys.exit(prepare.main([]))
-"""
-
-
-@pytest.mark.fault(8)
-def test_a_data_dir_that_cannot_be_written_ends_with_code_78() -> None:
-    folder = Path(tempfile.mkdtemp(dir="/tmp"))
-    try:
-        folder.chmod(0o555)
-        env = os.environ | {"DATA_DIR": str(folder / "data"), "DATA_MIX": "python-stdlib:1"}
-        done = subprocess.run(
-            [sys.executable, "-c", AS_ANOTHER_USER],
-            cwd=ROOT,
-            env=env,
-            check=False,
-            text=True,
-            capture_output=True,
-        )
-        assert done.returncode == 78, done.stdout + done.stderr
-        assert done.stdout.startswith(
-            f"{folder}/data: cannot be written (Permission denied); choose another folder"
-        )
-        assert "DATA_DIR" in done.stdout
-        assert done.stdout.count("\n") == 1 and "Traceback" not in done.stderr
-    finally:
-        folder.chmod(0o755)
-        shutil.rmtree(folder)
 
 
 @pytest.mark.fault(8)
