@@ -19,10 +19,8 @@ from _pytest.faulthandler import fault_handler_stderr_fd_key
 
 from hardware import ports
 from settings.config import SETTINGS, Config
+from tests.shard_folder import write_source
 from train.data import tokenizer
-from train.data.data_paths import SHARD_TOKENS
-from train.data.manifest import Seal, manifest_of
-from train.data.shards import write_shard
 from train.data.sources.pin import pin
 
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
@@ -162,38 +160,20 @@ def make_data(folder: Path, tokens: int = 20_000) -> dict[str, str]:
     c = dataclasses.replace(Config(), data_dir=str(folder), tokenizer=str(path), vocab_size=512)
     pinned = pin(prepare.source_of(c, "python-stdlib"), folder / "python-stdlib")
     shards = prepare.source_folder(c, "python-stdlib", vocabulary)
-    shards.mkdir(parents=True)
-    lengths, made = vocabulary.byte_lengths(), {}
-    for name, size in (
-        ("train_00000", tokens // 2),
-        ("train_00001", tokens // 3),
-        ("validation_00000", 2000),
-    ):
+    lengths = vocabulary.byte_lengths()
+    made = []
+    for size in (tokens // 2, tokens // 3, 2000):
         ids = np.repeat(rng.integers(7, 512, -(-size // 2)), 2)[:size]  # pairs: something to learn
-        info = write_shard(
-            shards / f"{name}.bin",
-            ids,
-            3,
-            int(lengths[ids].sum()),
-            vocabulary.sha256,
-            "python-stdlib",
-            512,
-        )
-        made[name] = info
-    seals = [
-        Seal((0, 0), 6, {}, made["train_00000"], made["validation_00000"]),
-        Seal((6, 0), 3, {}, made["train_00001"], None),
-    ]
-    (shards / "manifest.json").write_bytes(
-        manifest_of(
-            seals,
-            source="python-stdlib",
-            revision=pinned.revision,
-            key=pinned.key,
-            tokenizer_sha256=vocabulary.sha256,
-            shard_tokens=SHARD_TOKENS,
-            end="all",
-        )
+        made.append((ids, 3, int(lengths[ids].sum())))
+    write_source(
+        shards,
+        made[:2],
+        made[2:],
+        vocabulary.sha256,
+        512,
+        source="python-stdlib",
+        revision=pinned.revision,
+        key=pinned.key,
     )
     return settings
 

@@ -16,10 +16,9 @@ from settings.config import Config
 from tests.conftest import make_data
 from tests.faults.conftest import STEPS
 from tests.running import ROOT, environment, train
+from tests.shard_folder import write_source
 from train.data import prepare, tokenizer
-from train.data.data_paths import SHARD_TOKENS
-from train.data.manifest import SPLITS, Seal, manifest_of
-from train.data.shards import write_shard
+from train.data.manifest import SPLITS
 
 PAGE = b"<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>".ljust(278)
 
@@ -86,23 +85,8 @@ def make_shards(c):
     """Shards of the tokenizer that c names, beside those of another."""
     v = prepare.vocabulary(c)
     folder, name = prepare.source_folder(c, "python-stdlib", v), "python-stdlib"
-    folder.mkdir()
-    ids = np.arange(4000) % 500
-    train, validation = (
-        write_shard(folder / f"{split}_00000.bin", ids, 1, 4000, v.sha256, name, v.size)
-        for split in SPLITS
-    )
-    (folder / "manifest.json").write_bytes(
-        manifest_of(
-            [Seal((0, 0), 2, {}, train, validation)],
-            source=name,
-            revision="r",
-            key="r-i",
-            tokenizer_sha256=v.sha256,
-            shard_tokens=SHARD_TOKENS,
-            end="all",
-        )
-    )
+    shard = (np.arange(4000) % 500, 1, 4000)
+    write_source(folder, [shard], [shard], v.sha256, v.size, source=name)
 
 
 # ---- Text that is given

@@ -17,7 +17,6 @@ ABOUT, FILE = (
     f"GET /api/datasets/{REPOSITORY}",
     f"GET /datasets/{REPOSITORY}/resolve/{REVISION}/train.jsonl",
 )
-IMPATIENT = "from train.data.sources import hub; hub.TRIES = 3; hub.FIRST_PAUSE_S = 0.2\n"  # eight tries take a minute
 
 
 def settings(folder: Path, data: dict[str, str], server: Hub) -> dict[str, str]:
@@ -116,42 +115,6 @@ def test_what_fails_for_a_moment_is_asked_for_again_and_the_shards_are_the_same(
                 ],
             )
         )
-
-
-@pytest.mark.slow
-@pytest.mark.fault(12)
-def test_what_goes_on_failing_is_given_up_and_nothing_is_made_of_it(
-    tmp_path: Path, data: dict[str, str]
-) -> None:
-    """A short body is resumed by the hub's own client; what comes in the end has another size or hash."""
-    causes = {
-        "429 file": "it answers 429",
-        "500 file": "it answers 500",
-        "500 about": "it answers 500",
-        "page file": "a web page comes instead",
-        "page about": "a web page comes instead",
-        "wrong file": "its hash is",
-    }
-
-    def check(manner: str) -> None:
-        folder = tmp_path / manner.replace(" ", "_")
-        code, out, _ = prepare(folder, data, manner, script=IMPATIENT)
-        said = out.splitlines()[-1]
-        assert code == 78 and said.startswith("the hub does not give ") and REPOSITORY in said, (
-            manner,
-            out,
-        )
-        assert causes[manner] in said and "asked 3 times in " in said, (manner, out)
-        assert said.endswith("check the network, and run the same command again later"), (
-            manner,
-            out,
-        )
-        assert not shards(folder) and "train.jsonl" not in left_over(folder), manner
-        # what was right before and after is no matter: the same command goes on
-        assert prepare(folder, data, "good")[0] == 0 and shards(folder), manner
-
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(check, causes))
 
 
 @pytest.mark.slow

@@ -13,11 +13,12 @@ import pytest
 import torch
 
 from settings.config import Config
+from tests.shard_folder import write_source
 from train.data import prepare
 from train.data.batch import Loader
-from train.data.manifest import DataError, Seal, manifest_of
+from train.data.manifest import DataError
 from train.data.mixture import Gap, NotSealed, sample_range
-from train.data.shards import ShardSet, write_shard
+from train.data.shards import ShardSet
 from train.distributed.world import World
 
 END = 3  # no token of the test data
@@ -156,24 +157,13 @@ def two(
     opened = {}
     for name, sizes in SIZES.items():
         number = made if name == "a" else len(sizes)
-        (folder / name).mkdir(parents=True, exist_ok=True)
-        seals = []
+        shards = []
         for k, size in enumerate(sizes[:number]):
             ids = (np.arange(size) * 7919 + 13 * k + (k == spoilt) * (name == "a")) % 500
-            info = write_shard(folder / name / f"train_{k:05d}.bin", ids, 1, size, SHA, name, 500)
-            seals.append(Seal((0, k), 1, {}, info, None))
-        (folder / name / "new").write_bytes(
-            manifest_of(
-                seals,
-                source=name,
-                revision="r",
-                key="r-i",
-                tokenizer_sha256=SHA,
-                shard_tokens=30,
-                end=end if name == "a" else "all",
-            )
+            shards.append((ids, 1, size))
+        write_source(
+            folder / name, shards, [], SHA, shard_tokens=30, end=end if name == "a" else "all"
         )
-        (folder / name / "new").rename(folder / name / "manifest.json")
         opened[name] = ShardSet(folder / name, partial)
     c = dataclasses.replace(
         Config(),

@@ -1,55 +1,38 @@
 """train/data/sample_text.py and document_index.py: which text is sample i, against the rows that were written."""
 
 import dataclasses
-import json
-import random
+from pathlib import Path
 
 import numpy as np
 import pytest
 import xxhash
 
 from settings.config import Config
+from tests.train.data.test_shard_writer import make, papers, rows, v
 from tests.train.making import ALONE
-from train.data import tokenizer
 from train.data.batch import Loader
 from train.data.document_index import DocumentIndex, index_path, read_index
 from train.data.sample_text import CHARACTERS, list_documents
-from train.data.shard_writer import Maker
 from train.data.shards import ShardSet
-from train.data.sources.fetch import Files
-from train.data.sources.pin import pin
-from train.data.sources.source import Source
+
+__all__ = ["papers", "v"]  # fixtures
 
 T = 16
 
 
-def texts():
-    rng = random.Random(3)
-    words = ["".join(rng.choices("abcdefgh", k=rng.randint(2, 6))) for _ in range(100)]
-    made = [" ".join(rng.choices(words, k=rng.randint(1, 120))) for _ in range(60)]
-    made[7] = "\x1b[31mred\r\n\u202eleft é日" + made[7]
-    return made
-
-
 @pytest.fixture
-def made(tmp_path):
-    """Two files of rows in three shards; the loader of a run, and the vocabulary."""
-    rows = [json.dumps({"id": f"{i}", "text": text}) + "\n" for i, text in enumerate(texts())]
-    (tmp_path / "papers").mkdir()
-    (tmp_path / "papers" / "a.jsonl").write_text("".join(rows[:25]))
-    (tmp_path / "papers" / "b.jsonl").write_text("".join(rows[25:]))
-    vocabulary = tokenizer.train(iter(texts()), 300, tmp_path / "tokenizer.json")
-    source = Source("papers", "files", 0.1, files=(str(tmp_path / "papers" / "*"),))
-    pinned = pin(source, tmp_path / "data")
-    folder = tmp_path / "made"
-    maker = Maker(pinned, vocabulary, folder, 2000, Files(pinned, folder))
-    for _ in maker.make(np.inf):
-        pass
+def made(papers, v, tmp_path):
+    """The loader of a run, and the vocabulary."""
+    make(papers, v, tmp_path / "made")
     config = dataclasses.replace(
         Config(), data_mix="papers:1", seq_len=T, batch_tokens=8 * T, micro_batch_size=8
     )
-    sources = {"papers": ShardSet(folder)}
-    return Loader(config, sources, ALONE, vocabulary.end_of_text), vocabulary
+    return Loader(config, {"papers": ShardSet(tmp_path / "made")}, ALONE, v.end_of_text), v
+
+
+def text_of(document):
+    """The text of the row that a document names."""
+    return rows()[int(Path(document["file"]).stem)][document["row"] - 1]["text"]
 
 
 def windows(loader):
@@ -68,16 +51,14 @@ def test_every_sample_names_the_rows_that_its_tokens_are_from(made):
             parts = parts[1:]
         assert len(parts) == len(documents)
         for part, document in zip(parts, documents, strict=True):
-            offset = 25 if document["file"].endswith("b.jsonl") else 0
-            text = texts()[offset + document["row"] - 1]
+            text = text_of(document)
             assert part.strip("\ufffd") in text
             assert document["hash"] == f"{xxhash.xxh3_64_intdigest(text.encode()):016x}"
             assert document["source"] == "papers" and document["sample"] == sample
             if text.isascii():
                 assert document["text"] == text[:CHARACTERS]
-            seen.add(offset + document["row"] - 1)
-    held_out = loader.sources[0].total("validation", "documents")
-    assert len(seen) == len(texts()) - held_out > 40 and 7 in seen
+            seen.add(text)
+    assert len(seen) == loader.sources[0].total("train", "documents") > 40
 
 
 def test_nothing_of_a_text_can_act_on_a_terminal(made):
@@ -100,11 +81,11 @@ def test_without_an_index_the_text_of_the_sample_itself_is_shown(made):
     begun = 0
     for document, known in zip(without, with_index, strict=True):
         assert (document["sample"], document["shard"]) == (known["sample"], known["shard"])
-        if known["text"].isascii():
-            text = texts()[(25 if known["file"].endswith("b.jsonl") else 0) + known["row"] - 1]
-            assert document["text"] in text
+        if known["text"].isascii() and document["text"].isascii():
+            text = text_of(known)
+            assert document["text"].removesuffix("\\n") in text
             begun += text.startswith(document["text"])
-    assert begun > 30
+    assert begun > 20
 
 
 def test_what_cannot_be_read_is_left_out_and_there_are_no_more_than_asked_for(made, monkeypatch):

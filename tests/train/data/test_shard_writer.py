@@ -34,6 +34,7 @@ def rows():
     texts = [" ".join(rng.choices(words, k=rng.randint(10, 60))) + " é\n" for _ in range(70)]
     for i in (0, 5, 6, 24, 25, 40, 41, 42, 43, 44, 68, 69):
         texts[i] = (None, "", "a\0b")[i % 3]
+    texts[7] = "\x1b[31mred\r\n\u202eleft é日" + texts[7]
     made = [{"id": f"paper {i}", "text": text} for i, text in enumerate(texts)]
     return [made[:30], made[30:33], made[33:]]
 

@@ -1,7 +1,6 @@
 """train/data/shards.py: what is written is read back, and every fault of a file is found, named and given a remedy."""
 
 import contextlib
-import dataclasses
 import hashlib
 import json
 import math
@@ -15,7 +14,8 @@ import numpy as np
 import pytest
 import xxhash
 
-from train.data.manifest import KEYS, DataError, Seal, ShardInfo, manifest_of
+from tests.shard_folder import write_source
+from train.data.manifest import KEYS, DataError, ShardInfo
 from train.data.shards import HEADER_BYTES, MAGIC, TICK_S, ShardSet, write_shard
 
 TOKENIZER = hashlib.sha256(b"a tokenizer").hexdigest()
@@ -28,58 +28,14 @@ def numbers(n, vocab=500):
     return (np.arange(n, dtype=np.int64) * 7919 + 13) % vocab
 
 
-def make(
-    folder,
-    sizes=(300, 200),
-    vocab=500,
-    tokenizer=TOKENIZER,
-    end="all",
-):
+def make(folder, sizes=(300, 200), vocab=500, end="all"):
     """A source with these training shards and one of validation beside the first; returns the first shard."""
-    seals = [
-        {
-            "begins": [0, k],
-            "documents": k + 2,
-            "dropped": {},
-            "validation": None,
-            "train": written(folder, f"train_{k:05d}.bin", count, k + 1, vocab, tokenizer),
-        }
-        for k, count in enumerate(sizes)
-    ]
-    seals[0]["validation"] = written(folder, "validation_00000.bin", 50, 1, vocab, tokenizer)
-    write_manifest(
-        folder,
-        json.loads(
-            manifest_of(
-                [*map(Seal.of, seals)],
-                source="a-source",
-                revision="r",
-                key="r-i",
-                tokenizer_sha256=tokenizer,
-                shard_tokens=200,
-                end=end,
-            )
-        ),
+    train = [(numbers(count, vocab), k + 1, 3 * count) for k, count in enumerate(sizes)]
+    validation = [(numbers(50, vocab), 1, 150)]
+    write_source(
+        folder, train, validation, TOKENIZER, vocab, source="a-source", shard_tokens=200, end=end
     )
     return folder / "train_00000.bin"
-
-
-def written(
-    folder,
-    file,
-    count,
-    documents=1,
-    vocab=500,
-    tokenizer=TOKENIZER,
-):
-    """A shard's entry; the file is left alone where it is there already."""
-    kept = path.read_bytes() if (path := folder / file).exists() else b""
-    info = write_shard(
-        path, numbers(count, vocab), documents, 3 * count, tokenizer, "a-source", vocab
-    )
-    if kept:
-        path.write_bytes(kept)
-    return dataclasses.asdict(info)
 
 
 def write_manifest(folder, manifest):
@@ -301,11 +257,6 @@ def test_a_token_id_beyond_the_vocabulary_is_refused_with_the_size_that_holds_it
 # ---- Sources of which more shards come
 
 
-def grow(folder, sizes, end=None):
-    """More shards behind those of make()."""
-    make(folder, sizes, end=end)
-
-
 def test_a_source_that_is_still_being_made_is_refused_unless_it_is_opened_as_such(
     tmp_path,
 ):
@@ -323,16 +274,16 @@ def test_a_manifest_that_grows_is_taken_in_shard_by_shard(tmp_path):
     shards = ShardSet(tmp_path, partial=True)
     key = shards.key
     assert not shards.refresh() and shards.windows("train", 100) == [2]
-    grow(tmp_path, (300,))  # written anew, with nothing new in it
+    make(tmp_path, (300,), end=None)  # written anew, with nothing new in it
     assert not shards.refresh()
     for sizes in ((300, 201), (300, 201, 350, 500)):
-        grow(tmp_path, sizes)
+        make(tmp_path, sizes, end=None)
         assert shards.refresh() and not shards.refresh() and not shards.ended
         assert [info.tokens for info in shards.shards["train"]] == list(sizes)
         assert len(shards.shards["validation"]) == 1
         for k, count in enumerate(sizes):
             assert shards.tokens("train", k).tolist() == numbers(count).tolist()
-    grow(tmp_path, sizes, end="limit")
+    make(tmp_path, sizes, end="limit")
     assert shards.refresh() and shards.ended and not shards.refresh()
     assert shards.key == key == ShardSet(tmp_path).key
 
@@ -359,7 +310,7 @@ def test_shards_that_change_while_they_are_in_use_are_refused(tmp_path, sizes):
 def test_a_bad_shard_that_comes_is_named_each_time_and_not_taken_in(tmp_path):
     make(tmp_path, (300,), end=None)
     shards = ShardSet(tmp_path, partial=True)
-    grow(tmp_path, (300, 201))
+    make(tmp_path, (300, 201), end=None)
     path = tmp_path / "train_00001.bin"
     whole = path.read_bytes()
     path.write_bytes(ERROR_PAGE)
@@ -375,6 +326,7 @@ def test_training_shards_may_be_absent_where_a_source_streams_and_those_of_valid
     tmp_path,
 ):
     make(tmp_path, (300, 200, 250), end=None)
+    whole = (tmp_path / "train_00001.bin").read_bytes()
     (tmp_path / "train_00001.bin").unlink()
     shards = ShardSet(tmp_path, partial=True)
     assert [shards.is_there(k) for k in range(3)] == [True, False, True]
@@ -383,7 +335,7 @@ def test_training_shards_may_be_absent_where_a_source_streams_and_those_of_valid
         DataError, match=rf"{tmp_path}/train_00001\.bin: cannot be read \(No such .*make data"
     ):
         shards.tokens("train", 1)
-    written(tmp_path, "train_00001.bin", 200, 2)
+    (tmp_path / "train_00001.bin").write_bytes(whole)
     assert shards.is_there(1) and shards.tokens("train", 1).tolist() == numbers(200).tolist()
     (tmp_path / "validation_00000.bin").unlink()
     with pytest.raises(DataError, match=r"validation_00000\.bin: cannot be read"):

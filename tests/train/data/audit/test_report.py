@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from settings.config import Config
+from tests.shard_folder import write_source
 from train.data import prepare, tokenizer
 from train.data.audit import report, report_text, scan
-from train.data.manifest import SPLITS, Seal, manifest_of
+from train.data.manifest import SPLITS
 from train.data.near_duplicates import SeenKeys, compute_keys
-from train.data.shards import ShardSet, write_shard
+from train.data.shards import ShardSet
 from train.data.tokenizer import Vocabulary
 from train.data.word_hashes import hash_documents
 
@@ -32,44 +33,15 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
     return tokenizer.train(texts, 300, tmp_path_factory.mktemp("tokenizer") / "tokenizer.json")
 
 
-def shard_set(folder: Path, v: Vocabulary, texts: Texts, **manifest: object) -> ShardSet:
+def shard_set(folder: Path, v: Vocabulary, texts: Texts) -> ShardSet:
     """A source of these documents, in these shards."""
-    folder.mkdir(parents=True)
-    entries: dict[str, list] = {split: [] for split in SPLITS}
-    for split, shards in texts.items():
-        for k, documents in enumerate(shards):
-            ids = np.array([i for text in documents for i in (v.end_of_text, *v.encode(text))])
-            info = write_shard(
-                folder / f"{split}_{k:05d}.bin",
-                ids,
-                len(documents),
-                sum(len(text.encode()) for text in documents),
-                v.sha256,
-                folder.name,
-                v.size,
-            )
-            entries[split].append(info)
-    count = sum(len(documents) for shards in texts.values() for documents in shards)
-    seals = [
-        Seal((k, 0), 0, {}, train, validation)
-        for k, (train, validation) in enumerate(
-            itertools.zip_longest(entries["train"], entries["validation"])
-        )
-    ]
-    facts = json.loads(
-        manifest_of(
-            seals,
-            source=folder.name,
-            revision="local",
-            key="local",
-            shard_tokens=1000,
-            tokenizer_sha256=v.sha256,
-            end="all",
-        )
-    )
-    (folder / "manifest.json").write_text(
-        json.dumps(facts | {"documents": count, "dropped": {"empty": 0}} | manifest)
-    )
+
+    def shard(documents: list[str]) -> tuple[np.ndarray, int, int]:
+        ids = np.array([i for text in documents for i in (v.end_of_text, *v.encode(text))])
+        return ids, len(documents), sum(len(text.encode()) for text in documents)
+
+    train, validation = (list(map(shard, texts[split])) for split in SPLITS)
+    write_source(folder, train, validation, v.sha256, v.size, dropped={"empty": 0})
     return ShardSet(folder)
 
 
