@@ -1,7 +1,6 @@
 """Data and tokenizers that are not what they were: refused before a step is made, with the file and the remedy; and
 texts that are unusual: kept, or counted as left out."""
 
-import itertools
 import json
 import shutil
 import subprocess
@@ -17,8 +16,8 @@ from tests.conftest import make_data
 from tests.faults.conftest import STEPS
 from tests.running import ROOT, environment, train
 from tests.shard_folder import write_source
+from tests.train.data.test_prepare import stored_texts
 from train.data import prepare, tokenizer
-from train.data.manifest import SPLITS
 
 PAGE = b"<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>".ljust(278)
 
@@ -113,18 +112,6 @@ def papers(folder: Path, data: dict[str, str], *contents: bytes) -> dict[str, st
     }
 
 
-def stored(c):
-    """The documents in the shards of both splits, sorted."""
-    v = prepare.vocabulary(c)
-    shards, texts = prepare.open_sources(c, v)["papers"], []
-    for split in SPLITS:
-        for k in range(len(shards.shards[split])):
-            ids = shards.tokens(split, k).tolist()
-            starts = [i for i, token in enumerate(ids) if token == v.end_of_text] + [len(ids)]
-            texts += [v.decode(ids[a + 1 : b]) for a, b in itertools.pairwise(starts)]
-    return sorted(texts)
-
-
 AWKWARD = [
     "\ufeffa mark at its head",
     "lines\r\nof\rtwo kinds\r\n",
@@ -142,7 +129,8 @@ def test_text_with_bom_and_carriage_returns_is_kept_to_the_byte(tmp_path, data):
         papers(tmp_path, data, b"".join(row(f"p{i}", t) for i, t in enumerate(plain + AWKWARD)))
     )
     prepare.prepare(c)
-    assert stored(c) == sorted(plain + AWKWARD)
+    texts = stored_texts(c, "train") + stored_texts(c, "validation")
+    assert sorted(texts) == sorted(plain + AWKWARD)
 
 
 def run_prepare(folder, env, script=""):

@@ -189,22 +189,6 @@ def test_the_order_is_frozen() -> None:
     assert mixture().fingerprint == "2f05ca8b44e32c3a"
 
 
-def test_one_order_whatever_the_ranks_and_their_changes() -> None:
-    """Nine attempts on 1, 2, 3, 4, 16 and 48 ranks; each rank has a mixture of its own and asks for its own part."""
-    batch, step, got = 48, 0, []
-    for ranks, steps in ((1, 7), (2, 5), (4, 8), (3, 4), (48, 3), (16, 6), (1, 1), (48, 1), (2, 3)):
-        mixtures = [mixture() for _ in range(ranks)]
-        for _ in range(steps):
-            for rank, own in enumerate(mixtures):
-                part = sample_range(step, batch, rank=rank, ranks=ranks)
-                assert len(part) == batch // ranks
-                got += located(own, part)
-            step += 1
-    reference = Reference(WINDOWS, WEIGHTS, 7, 2)
-    assert len(got) == 38 * batch
-    assert got == [reference[i] for i in range(38 * batch)]
-
-
 @pytest.mark.parametrize("split", [{"ranks": 5}, {"replicas": 5}, {"replicas": 16, "ranks": 6}])
 def test_ranks_that_do_not_divide_the_batch_are_refused(split: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="48 windows a step do not divide over"):

@@ -159,18 +159,6 @@ def test_rows_and_grams_found_are_those_of_plain_sets(
     assert len(found["examples"]) == 3 == len({example["row"] for example in found["examples"]})
 
 
-def test_thirteen_words_are_found_and_twelve_are_not(
-    vocabulary: Vocabulary, tmp_path: Path
-) -> None:
-    words = [f"w{i}" for i in range(20)]
-    for count, touched in ((13, 1), (12, 0)):
-        found = compared(
-            vocabulary, tmp_path, [" ".join(words)], [" ".join(["a", *words[3 : 3 + count], "b"])]
-        )
-        assert (found["rows_touched"], found["grams_found"]) == (touched, touched)
-        assert [e["text"] for e in found["examples"]] == [" ".join(words[3:16])] * touched
-
-
 def test_no_gram_spans_two_documents_or_two_strings(vocabulary: Vocabulary, tmp_path: Path) -> None:
     words = [f"w{i}" for i in range(26)]
     assert (

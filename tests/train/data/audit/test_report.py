@@ -202,23 +202,6 @@ def test_a_run_of_words_is_found_wherever_a_long_document_is_cut(
     assert found["sources"]["a"]["splits"]["train"]["near_duplicates"]["documents"] == 1
 
 
-@pytest.mark.parametrize("seam", [0, 9])
-def test_a_shard_is_split_between_documents(monkeypatch, seam):
-    monkeypatch.setattr(scan, "PART_TOKENS", 10)
-    monkeypatch.setattr(scan, "SEAM_TOKENS", seam)
-    rng = random.Random(1)
-    for _ in range(300):
-        bounds = np.cumsum([0, *rng.choices([1, 3, 7, 10, 11, 25, 40], k=rng.randint(1, 9))])
-        ranges = list(scan.split_tokens(bounds))
-        begins = [begin for begin, _ in ranges]
-        ends = [*begins[1:], bounds[-1]]
-        assert begins[0] == 0
-        for begin, (_, stop), end in zip(begins, ranges, ends, strict=True):
-            inside = end not in bounds
-            assert 0 < end - begin <= 10 and stop == end + (seam if inside else 0)
-            assert not inside or begin in bounds or not set(bounds) & set(range(begin, end))
-
-
 # ---- Sequences
 
 

@@ -32,17 +32,6 @@ def papers(tmp_path: Path) -> Pinned:
     )
 
 
-def test_a_file_here_is_where_it_was_and_stays(tmp_path: Path, papers: Pinned) -> None:
-    files = Files(papers, tmp_path / "data")
-    for i, name in enumerate("abc"):
-        files.prefetch(i + 1)
-        assert files.path(i) == tmp_path / f"{name}.jsonl"
-        files.done(i)
-        assert files.path(i).exists()
-    files.close()
-    assert not (tmp_path / "data" / "downloads").exists()
-
-
 @pytest.mark.fault(10, 11)
 def test_a_file_here_that_changed_or_went_is_named_with_what_was_expected(
     tmp_path: Path, papers: Pinned

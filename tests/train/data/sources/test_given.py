@@ -230,6 +230,9 @@ def test_what_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert "Holds no plain text" in refusal(tmp_path / "empty", tmp_path / "data")
     assert "There is no such user" in refusal("~nobody-is-here/x", tmp_path / "data")
+    (tmp_path / "link").symlink_to(tmp_path / "link")
+    circle = refusal(tmp_path / "link", tmp_path / "data")
+    assert "Is a link that leads nowhere, or in a circle" in circle
     assert "Is neither a file nor a folder" in refusal("/dev/null", tmp_path / "data")
     assert "Use DATA=FILE#COLUMN." in refusal("#", tmp_path / "data")
     (tmp_path / "a.csv").write_text("a,b\n")
@@ -375,11 +378,3 @@ def test_json_without_text_does_not_spoil_its_folder(tmp_path: Path, content: st
     names, left_out = list_files(str(tmp_path / "texts"))
     assert names == [f"{tmp_path}/texts/a.txt"] and left_out == {".json": 1}
     refusal(tmp_path / "texts" / "b.json", tmp_path / "data")  # a sentence
-
-
-def test_a_link_in_a_circle_is_told(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").symlink_to(tmp_path / "b.txt")
-    (tmp_path / "b.txt").symlink_to(tmp_path / "a.txt")
-    assert "Is a link that leads nowhere, or in a circle" in refusal(
-        tmp_path / "a.txt", tmp_path / "data"
-    )

@@ -46,27 +46,11 @@ def test_the_declared_sources_are_those_of_the_labs_mixture_and_the_embedded_one
         "finepdfs",
         "usmle",
     }
-    assert declared("python-stdlib", [HERE]) == Source(
-        "python-stdlib", "stdlib", 0.05, prompt="def ", compressors=True, tokens=3_700_000
-    )
-    code = declared("python", [HERE])
-    assert code.kind == "stdlib" and "encodings/*" in code.leave_out
-    fineweb = declared("fineweb-edu", [HERE])
-    assert (
-        fineweb.kind,
-        fineweb.repository,
-        fineweb.config,
-        fineweb.split,
-        fineweb.text,
-        fineweb.id,
-    ) == ("hub", "HuggingFaceFW/fineweb-edu", "sample-100BT", "train", "text", "id")
+    assert declared("python-stdlib", [HERE]).prompt == "def "
+    assert "encodings/*" in declared("python", [HERE]).leave_out
     assert declared("finepdfs", [HERE]).config == "eng_Latn"
-    assert [declared(name, [HERE]).tokens for name in ("fineweb-edu", "finepdfs", "usmle")] == [
-        10**11,
-        10**12,
-        2 * 10**6,
-    ]
     for path in HERE.glob("*.toml"):
+        assert declared(path.stem, [HERE]).tokens
         assert (
             path.read_text().startswith("# ")
             and "licence" in path.read_text()
@@ -304,16 +288,3 @@ def test_the_split_is_the_hash_of_the_name_against_the_share() -> None:
     for i in range(200):
         digest = hashlib.sha256(f"doc{i}".encode()).digest()
         assert is_validation(s, f"doc{i}") == (int.from_bytes(digest[:8], "little") / 2**64 < 0.2)
-
-
-def test_the_share_held_out_is_the_declared_one_and_grows_with_it() -> None:
-    def held_out(fraction: float) -> set[int]:
-        return {
-            i for i in range(20_000) if is_validation(Source("x", "hub", fraction), f"name {i}")
-        }
-
-    assert len(held_out(0.05)) / 20_000 == pytest.approx(
-        0.05, abs=0.005
-    )  # three standard deviations
-    assert held_out(0.0) == set() and len(held_out(1.0)) == 20_000
-    assert held_out(0.01) < held_out(0.05)
