@@ -6,6 +6,7 @@
 Reads declarations and pins only, no shard: make plan asks here, without numpy.
 """
 
+import dataclasses
 import hashlib
 import math
 from pathlib import Path
@@ -47,20 +48,10 @@ def pinned_of(c: Config, name: str) -> Pinned:
     return pinned(source_of(c, name), data_dir(c) / name)
 
 
-class WithoutNearDuplicates(Pinned):
-    """A source whose shards leave out near-duplicates: they lie in a folder of their own."""
-
-    @property
-    def key(self) -> str:
-        return f"{super().key}-without-near-duplicates"
-
-
 def prepared_of(c: Config, name: str) -> Pinned:
     """A source of the mixture as its shards are made. Raises CorpusError."""
     p = pinned_of(c, name)
-    if c.near_duplicates == "keep":
-        return p
-    return WithoutNearDuplicates(p.source, p.revision, p.files, p.held_out)
+    return dataclasses.replace(p, drops_near_duplicates=c.near_duplicates == "drop")
 
 
 def tokenizer_path(c: Config) -> Path:

@@ -306,13 +306,13 @@ def batches(texts: Iterable[str]) -> Iterator[list[Piece]]:
         yield batch
 
 
-def pieces(text: str, longest: int | None = None) -> Iterator[str]:
+def pieces(text: str) -> Iterator[str]:
     """The text in pieces, cut before a blank, where a word begins anyway, or else wherever it must be: the regular
     expression that cuts it into words takes memory many times its length where it is a single word."""
-    longest, start = longest or LONGEST_PIECE, 0
-    while len(text) - start > longest:
-        blank = text.rfind(" ", start + 1, start + longest)
-        end = blank if blank > 0 else start + longest
+    start = 0
+    while len(text) - start > LONGEST_PIECE:
+        blank = text.rfind(" ", start + 1, start + LONGEST_PIECE)
+        end = blank if blank > 0 else start + LONGEST_PIECE
         yield text[start:end]
         start = end
     yield text[start:] if start else text

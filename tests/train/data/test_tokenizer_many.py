@@ -93,16 +93,19 @@ def test_a_consumer_that_stops_leaves_no_thread_and_no_open_source(
 
 
 @pytest.mark.fault(29)
-def test_a_long_document_is_encoded_in_pieces_and_to_the_same_ids(data: dict[str, str]) -> None:
+def test_a_long_document_is_encoded_in_pieces_and_to_the_same_ids(
+    data: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     vocabulary = tokenizer.load(Path(data["TOKENIZER"]))
     chance = random.Random(3)
     text = "".join(
         chance.choice(["abca", " ", "  ", "\n", "de\t", " f", "\u00e9 "]) for _ in range(4000)
     )
-    parts = list(tokenizer.pieces(text, 100))
-    assert "".join(parts) == text and max(map(len, parts)) <= 100 and len(parts) > 80
-    assert [i for part in parts for i in vocabulary.encode(part)] == vocabulary.encode(text)
-    assert list(tokenizer.pieces("a" * 250, 100)) == ["a" * 100, "a" * 100, "a" * 50]
     long = text * (tokenizer.LONGEST_PIECE // len(text) * 3)
     several = [ids.tolist() for ids in vocabulary.encode_all([text, long, ""])]
     assert several == [vocabulary.encode(text), vocabulary.encode(long), []]
+    monkeypatch.setattr(tokenizer, "LONGEST_PIECE", 100)
+    parts = list(tokenizer.pieces(text))
+    assert "".join(parts) == text and max(map(len, parts)) <= 100 and len(parts) > 80
+    assert [i for part in parts for i in vocabulary.encode(part)] == vocabulary.encode(text)
+    assert list(tokenizer.pieces("a" * 250)) == ["a" * 100, "a" * 100, "a" * 50]

@@ -68,10 +68,7 @@ class Files:
         try:
             wrong = difference(path, file.bytes, file.digest)
         except OSError as error:
-            raise CorpusError(
-                f"{file.name}: cannot be read ({error.strerror}), but was there when {self.name} was "
-                "prepared; put it back, or run: make data"
-            ) from None
+            wrong = f"cannot be read ({error.strerror})"
         if wrong:
             raise CorpusError(
                 f"{file.name}: {wrong}; it changed since {self.name} was prepared: put it back, or run: "

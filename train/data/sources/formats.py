@@ -319,11 +319,7 @@ def json_rows(path: Path, name: str) -> Rows:
         is_array = first[:1] == b"["
         if is_array and first.endswith(b"]"):  # of one line: one row of several, or all of the file
             is_array = format_of(name) == "json" and not any(line.strip() for line in lines(file))
-    if not is_array:
-        return line_rows(open_file(path, name))
-    if format_of(name) == "lines":
-        raise Broken("one JSON array over the whole file", "Rename it, so that it ends with .json")
-    return array_rows(path, name)
+    return array_rows(path, name) if is_array else line_rows(open_file(path, name))
 
 
 def lines(file: BinaryIO) -> Iterator[bytes]:

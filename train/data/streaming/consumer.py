@@ -78,7 +78,6 @@ class Feed:
         self.furthest = (0, 0)  # shards, and tokens of the next
         now = time.monotonic()
         self.moved_s = now  # when it came further
-        self.lacked_s = now  # when this rank lacked data
         self.told_s = now  # when it was told where training is
         self.position = b""
         if first and produces:
@@ -220,32 +219,23 @@ class Feed:
         if not self.first:
             return ""
         self.look_after()
-        now = time.monotonic()
-        if not lacking[0]:
-            return self.why_unseen(now, waited_s, lacking)
-        self.lacked_s = now
-        if self.is_refused:
+        if lacking[0] and self.is_refused:
             return f"the producer of data was refused: {self.problem}"
-        idle_s = now - self.moved_s
+        sent_s = self.relay.moved_s if self.relay else 0.0
+        idle_s = time.monotonic() - max(self.moved_s, sent_s)
         if min(idle_s, waited_s) <= timeouts.DATA_TIMEOUT_S:
             return ""
+        if not lacking[0]:
+            rank = next(rank for rank, name in enumerate(lacking) if name)
+            return (
+                f"rank {rank} has not seen the shards of {lacking[rank]} that are made on the first node for "
+                f"{min(idle_s, waited_s):.0f} s: put DATA_DIR={self.config.data_dir} on a disk that all nodes "
+                "share, or run make data on each"
+            )
         why = self.problem or self.logged or f"see {self.paths.producer_log}"
         return (
             f"training has waited {waited_s:.0f} s for data, and their producer has come no further for "
             f"{idle_s:.0f} s: {why}"
-        )
-
-    def why_unseen(self, now: float, waited_s: float, lacking: Sequence[str]) -> str:
-        """Say why another rank lacks what is there on this one; "" if it may come."""
-        sent_s = self.relay.moved_s if self.relay else 0.0
-        unseen_s = min(waited_s, now - max(self.lacked_s, sent_s))
-        if unseen_s <= timeouts.DATA_TIMEOUT_S:
-            return ""
-        rank = next(rank for rank, name in enumerate(lacking) if name)
-        return (
-            f"rank {rank} has not seen the shards of {lacking[rank]} that are made on the first node for "
-            f"{unseen_s:.0f} s: put DATA_DIR={self.config.data_dir} on a disk that all nodes share, or run "
-            "make data on each"
         )
 
     def close(self) -> None:

@@ -137,11 +137,6 @@ def test_an_array_over_the_whole_file_is_its_elements(
             b'{\n "text": "a"\n}\n',
             "a.json of papers: one JSON object over the whole file",
         ),
-        (
-            "a.jsonl",
-            b'[\n{"text": "a"}\n]',
-            "a.jsonl of papers: one JSON array over the whole file",
-        ),
         ("a.json", b'["a", "b', "half an array, it ends with"),
         ("a.json", b'["a", "b"', "half an array, it ends with"),
         ("a.json", b'["a",\n"b" "c"]', 'not valid JSON at \'["a",\\n"b" "c"]\' (line 2, column 5)'),
@@ -166,6 +161,8 @@ def test_lines_of_texts_and_arrays_are_rows_where_the_first_one_is(tmp_path: Pat
     assert dropped(found) == [("not json", 3)]
     found = read(source(tmp_path, {"b.jsonl": b'{"text": "d"}\n' + content}))
     assert dropped(found) == [("not json", 1), ("not json", 2), ("not json", 4)]
+    (item,) = read(source(tmp_path, {"c.jsonl": b'[\n{"text": "d"}\n]'}))  # an array over lines
+    assert isinstance(item, Document) and item.text == "d"
 
 
 @pytest.mark.fault(11)

@@ -202,9 +202,12 @@ def test_a_rank_that_never_sees_the_shards_is_named(
 ) -> None:
     monkeypatch.setattr(timeouts, "DATA_TIMEOUT_S", 5)
     this = quiet(tmp_path)
-    this.lacked_s = time.monotonic() - 6
-    assert this.why_not(4.0, ["", "", "s"]) == "" == this.why_not(4.0, ["s", "s", "s"])
-    this.lacked_s = time.monotonic() - 6
+    assert this.why_not(7.0, ["", "", "s"]) == ""  # more is still made
+    this.moved_s = time.monotonic() - 6
+    assert this.why_not(4.0, ["", "", "s"]) == ""
+    this.relay = cast(Any, SimpleNamespace(moved_s=time.monotonic()))
+    assert this.why_not(7.0, ["", "", "s"]) == ""  # or sent
+    this.relay = None
     assert "rank 2 has not seen the shards of s" in this.why_not(7.0, ["", "", "s"])
     assert "on a disk that all nodes share" in this.why_not(7.0, ["", "", "s"])
     assert (
