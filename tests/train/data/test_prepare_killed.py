@@ -15,7 +15,7 @@ import pytest
 from settings.config import Config
 from tests.killing import killed_at
 from tests.train.data.test_prepare import config, content, declare_papers, opened
-from train.data import data_paths, prepare, shard_writer, tokenizer
+from train.data import data_paths, prepare
 from train.data.manifest import DataError
 
 __all__ = ["config"]  # a fixture
@@ -134,25 +134,3 @@ def test_shards_wait_for_whoever_makes_them_and_nothing_else_does(
     assert len(found) == 3 and not [
         name for name in found if "manifest" in name or name.endswith(".bin")
     ]
-
-
-def test_two_at_the_same_time_make_each_file_once(
-    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prepare.prepare(config)
-    other = dataclasses.replace(config, data_dir=str(tmp_path / "both"))
-    written: list[str] = []
-    for module, name in ((shard_writer, "write_shard"), (tokenizer, "write_whole")):
-        real = getattr(module, name)
-        monkeypatch.setattr(
-            module,
-            name,
-            lambda path, *rest, real=real: (written.append(str(path)), real(path, *rest))[1],
-        )
-    threads = [threading.Thread(target=prepare.prepare, args=(other,)) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert content(other) == content(config)
-    assert len(written) == len(set(written)) > 5

@@ -13,7 +13,6 @@ from tests.killing import killed_at
 from tests.train.data.test_prepare import (
     config,
     content,
-    declare_hub,
     declare_papers,
     opened,
     stored_texts,
@@ -107,23 +106,6 @@ def test_a_killed_preparation_leaves_out_the_same(repetitive: Config, tmp_path: 
     deleted.unlink()
     prepare.prepare(c)
     assert content(c) == undisturbed
-
-
-def test_a_larger_limit_adds_to_a_hub_source_what_one_run_would_have_had(
-    web: Config, tmp_path: Path
-) -> None:
-    small = dropping(dataclasses.replace(web, data_mix="web:1", batch_tokens=64))
-    large = dataclasses.replace(small, train_tokens=2 * small.train_tokens)
-    prepare.prepare(small, whole=True)
-    shards = opened(small, "web")
-    assert shards.manifest["end"] == "limit" and shards.total("train", "tokens") < 5000
-    declare_hub(web, "web")
-    prepare.prepare(large, whole=True)
-    other = dataclasses.replace(large, data_dir=str(tmp_path / "other" / "data"))
-    (tmp_path / "other").mkdir()
-    declare_hub(other, "web")
-    prepare.prepare(other, whole=True)
-    assert content(large) == content(other)
 
 
 def test_streaming_is_refused(web: Config) -> None:

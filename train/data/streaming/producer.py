@@ -15,6 +15,7 @@ gone, and this process ends at once.
 
 import contextlib
 import dataclasses
+import io
 import json
 import logging
 import math
@@ -43,6 +44,7 @@ log = logging.getLogger(__name__)
 LOCK_S = 60.0  # for a producer before this one to end
 REPORT_S = 1.0  # between two lines on stdout
 IDLE_S = 0.5  # between two looks at what is to be done, while there is nothing
+STDIN = 0
 NICE = 10  # training's own processes come first
 
 
@@ -224,31 +226,20 @@ class Trainer:
 
     def __init__(self) -> None:
         self.position: dict[str, dict[str, int]] = {}
-        first = b""
-        while b"\n" not in first:
-            first += self.read()
-        line, _, self.rest = first.partition(b"\n")
-        begin = json.loads(line)
+        # Without a buffer: no thread may hold the lock of one when Python ends.
+        self.lines = io.FileIO(STDIN, closefd=False)
+        begin = json.loads(self.lines.readline() or os._exit(0))
         self.config = Config(**begin["settings"])
         self.held_out: dict[str, int] = begin["held_out"]
         threading.Thread(target=self.listen, name="trainer", daemon=True).start()
 
-    def read(self) -> bytes:
-        """Read what has come. Ends this process if nothing more will.
-
-        Not by sys.stdin, whose lock no other thread may hold when Python ends.
-        """
-        return os.read(0, 2**16) or os._exit(0)
-
     def listen(self) -> None:
         """Read positions until the end; in a thread."""
-        while True:
-            *lines, self.rest = self.rest.split(b"\n")
-            for line in lines:
-                # Half a line, if the pipe was full: the next is whole.
-                with contextlib.suppress(ValueError):
-                    self.position = json.loads(line)
-            self.rest += self.read()
+        for line in self.lines:
+            # Half a line, if the pipe was full: the next is whole.
+            with contextlib.suppress(ValueError):
+                self.position = json.loads(line)
+        os._exit(0)
 
 
 def write_line(content: dict[str, Any]) -> None:

@@ -2,9 +2,6 @@
 
 import gzip
 import json
-import os
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -12,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from settings import ROOT
 from tests.faults.hub import PAGE, REVISION, Hub, Repository, hub, questions
 from train.data.sources import content, pin
 from train.data.sources import hub as asking
@@ -267,17 +263,7 @@ def get(
     server: Hub, folder: Path, constants: dict[str, float]
 ) -> tuple[dict[str, tuple[Any, float, list]], str]:
     """What each of the hub's data sets gave: (documents or error, seconds, files left); and the log."""
-    out = subprocess.run(
-        [sys.executable, "-c", GET, folder, json.dumps(constants), *server.repositories],
-        cwd=ROOT,
-        env=os.environ | server.environment(folder),
-        text=True,
-        capture_output=True,
-        timeout=120,
-        check=False,
-    )
-    assert out.returncode == 0 and "Traceback" not in out.stderr, out.stderr
-    return json.loads(out.stdout), out.stderr
+    return server.run(folder, GET, folder, json.dumps(constants), *server.repositories)
 
 
 def left_nothing(left: list[str]) -> bool:
@@ -396,17 +382,9 @@ def test_silence_and_bodies_that_stay_short_are_given_up_in_time(tmp_path: Path)
 @pytest.mark.fault(12)
 def test_no_hub_at_all_is_a_network_to_check(tmp_path: Path) -> None:
     with hub(repositories=repositories("good")) as server:
-        environment = server.environment(tmp_path)
-    out = subprocess.run(
-        [sys.executable, "-c", GET, tmp_path, json.dumps(FAST), "a/good"],
-        cwd=ROOT,
-        text=True,
-        env=os.environ | environment,
-        capture_output=True,
-        timeout=120,
-        check=False,
-    )
-    said, seconds, _ = json.loads(out.stdout)["a/good"]
+        pass
+    found, _ = get(server, tmp_path, FAST)
+    said, seconds, _ = found["a/good"]
     assert "Connection refused" in said and "check the network" in said and seconds < 50
 
 

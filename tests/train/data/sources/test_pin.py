@@ -4,14 +4,12 @@ import dataclasses
 import hashlib
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import xxhash
 
-from settings import ROOT
 from tests.faults.hub import REVISION, Hub, Repository, hub
 from train.data.sources import given, pin
 from train.data.sources.pin import File, Pinned
@@ -231,17 +229,7 @@ configs:
 
 
 def ask(server: Hub, folder: Path, *sources: dict[str, str]) -> list:
-    out = subprocess.run(
-        [sys.executable, "-c", ASK, folder, json.dumps(sources)],
-        cwd=ROOT,
-        text=True,
-        env=os.environ | server.environment(folder),
-        capture_output=True,
-        timeout=120,
-        check=False,
-    )
-    assert out.returncode == 0, out.stderr
-    return json.loads(out.stdout)
+    return server.run(folder, ASK, folder, json.dumps(sources))[0]
 
 
 def test_the_files_of_a_config_and_split_are_pinned_with_what_the_hub_says_of_them(
