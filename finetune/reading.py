@@ -27,6 +27,7 @@ from train.data.sources.formats import (
     UNREADABLE,
     Bad,
     Broken,
+    check_start,
     open_parquet,
     read,
 )
@@ -253,6 +254,7 @@ def columns_of(path: Path, name: str) -> tuple[tuple[str, ...], list[str]]:
     """(columns to read, columns that are left) of a file that says which it has; else nothing: JSON says it by row."""
     if format_of(name) != "parquet":
         return COLUMNS, []
+    check_start(path, name)
     with open_parquet(path) as file:
         names = file.schema_arrow.names
     if not any(set(columns) <= set(names) for columns in SHAPES.values()):

@@ -82,7 +82,7 @@ def read(
     Raises:
         Broken: it is an error page, or not what its name says.
     """
-    refuse_foreign(path)
+    check_start(path, name)
     kind = format_of(name)
     if kind == "parquet":
         return parquet_rows(path, columns, is_template, id, start)
@@ -93,27 +93,22 @@ def read(
     return text_rows(path, name, columns[0])
 
 
-def refuse_foreign(path: Path) -> None:
+def check_start(path: Path, name: str) -> None:
+    """Raise Broken if the first bytes are those of an error page, or of another format than the name says."""
     with open(path, "rb") as file:
         start = file.read(40)
     if what := foreign(start):
         raise Broken(f"{what}, {path.stat().st_size} bytes, it starts with {start!r}")
+    kind = compression_of(name) or format_of(name)
+    if not start.startswith(MAGIC.get(kind, b"")):
+        raise Broken(f"not {kind}, it starts with {start[:8]!r}")
 
 
 # ---- Parquet
 
 
 def open_parquet(path: Path) -> pa.parquet.ParquetFile:
-    """Open a Parquet file. Raises Broken if its first or last bytes are not those of one."""
-    magic = MAGIC["parquet"]
-    with open(path, "rb") as file:
-        start = file.read(8)
-        file.seek(max(0, path.stat().st_size - len(magic)))
-        end = file.read()
-    if not start.startswith(magic):
-        raise Broken(f"not parquet, it starts with {start!r}")
-    if end != magic:
-        raise Broken(f"truncated parquet, it ends with {end!r} and not with {magic!r}")
+    """Open a Parquet file, whose pages are checked when they are read. Raises pa.ArrowException."""
     return pa.parquet.ParquetFile(
         path, buffer_size=BUFFER_BYTES, page_checksum_verification=True, memory_map=False
     )
@@ -246,7 +241,7 @@ def measure_columns(path: Path, name: str) -> dict[str, int | None]:
     """Count the characters of text in the first rows by column. None: there is something else in it."""
     sizes: dict[str, int | None] = {}
     columns: tuple[str, ...] = ()
-    refuse_foreign(path)
+    check_start(path, name)
     if format_of(name) == "parquet":
         with open_parquet(path) as file:
             sizes = dict.fromkeys(file.schema_arrow.names)
@@ -280,14 +275,6 @@ def open_file(path: Path, name: str) -> BinaryIO:
     compression = compression_of(name)
     if not compression:
         return open(path, "rb", buffering=BUFFER_BYTES)
-    with open(path, "rb") as file:
-        start = file.read(8)
-    if not start.startswith(MAGIC[compression]):
-        raise Broken(
-            f"not {compression}, it starts with {start!r}"
-            if start
-            else f"not {compression}, it is empty"
-        )
     if compression == "gzip":
         return io.BufferedReader(gzip.open(path), BUFFER_BYTES)
     stream = pa.CompressedInputStream(pa.OSFile(str(path)), "zstd")
