@@ -1,25 +1,39 @@
 """Files that are either complete or absent, whatever happens while they are written."""
 
+import contextlib
 import os
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 
-def write_whole(path: Path, content: bytes, flush: bool = True) -> None:
-    """Write a file so that a kill leaves what was there before, and with `flush` a power failure too. Raises OSError."""
+@contextlib.contextmanager
+def open_whole(path: Path, flush: bool = True) -> Iterator[BinaryIO]:
+    """Open a file to write it so that a kill leaves what was there before, and with `flush` a power failure too.
+
+    Raises OSError.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.tmp-{uuid.uuid4().hex[:8]}")
     try:
         with open(temporary, "wb") as file:
-            file.write(content)
+            yield file
             if flush:
                 file.flush()
                 os.fsync(file.fileno())
         os.replace(temporary, path)
-    except OSError as error:
+    except Exception as error:
         temporary.unlink(missing_ok=True)
-        error.filename = str(path)  # and not the temporary one, which nobody knows
+        if isinstance(error, OSError):
+            error.filename = str(path)  # and not the temporary one, which nobody knows
         raise
+
+
+def write_whole(path: Path, content: bytes, flush: bool = True) -> None:
+    """Write a file as `open_whole` does. Raises OSError."""
+    with open_whole(path, flush) as file:
+        file.write(content)
 
 
 def flush_file(path: Path) -> None:

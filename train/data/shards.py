@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from record.durable import open_whole
 from train.data.data_paths import token_bytes
 from train.data.manifest import SPLITS, DataError, Seal, ShardInfo, make_anew, read_manifest
 
@@ -59,13 +60,9 @@ def write_shard(
     header = HEADER.pack(MAGIC, FORMAT, width, len(ids), documents, tokenizer, name)
     header = header.ljust(HEADER_BYTES, b"\0")
     payload = np.ascontiguousarray(ids.astype(DTYPES[width], copy=False)).data
-    temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "wb") as file:
+    with open_whole(path) as file:
         file.write(header)
         file.write(payload)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
     digest = xxhash.xxh3_64(header)
     digest.update(payload)
     return ShardInfo(

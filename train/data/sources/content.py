@@ -7,7 +7,6 @@ from typing import Any
 
 import xxhash
 
-CHUNK_BYTES = 2**20
 HASHES: dict[str, Any] = {
     "sha256": hashlib.sha256,
     "git-sha1": hashlib.sha1,
@@ -61,8 +60,7 @@ def digest_of(path: Path, kind: str) -> str:
     with open(path, "rb") as file:
         if kind == "git-sha1":
             digest.update(b"blob %d\0" % os.fstat(file.fileno()).st_size)
-        while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
+        hashlib.file_digest(file, lambda: digest)
     return f"{kind}:{digest.hexdigest()}"
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from record.durable import write_whole
+from record.durable import open_whole, write_whole
 from settings.config import Config
 from train.data import data_paths, prepare
 from train.data.manifest import DataError, parse_manifest
@@ -206,17 +206,12 @@ class Relay:
         is_here = path.is_file() and path.stat().st_size == size
         if all(from_all(is_here, self.group)):
             return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(path.name + ".tmp")
-        with open(temporary, "wb") as file:
+        with open_whole(path) as file:
             for length in piece_lengths(size):
                 piece = torch.empty(length, dtype=torch.uint8)
                 broadcast(piece, self.group)
                 self.moved_s = time.monotonic()
                 file.write(piece.numpy().tobytes())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
 
 
 def piece_lengths(size: int) -> list[int]:
