@@ -14,16 +14,13 @@ from settings.config import Config
 from settings.finding import FAIL, WARN, Finding
 from train.data.data_paths import (
     MANY_EPOCHS,
+    find_repetition,
     is_enough,
-    most_epochs,
-    repeated,
     shard_folder,
     source_of,
     token_limit,
     tokenizer_path,
-    too_often,
     wanted_tokens,
-    worth_less,
 )
 from train.data.manifest import DataError, read_manifest
 from train.data.sources.given import estimate_tokens, list_files
@@ -133,17 +130,20 @@ def findings(c: Config, found: list[Epochs]) -> list[Finding]:
     """
     said = []
     for e in found:
-        if e.epochs is None or e.there_tokens is None or e.epochs <= MANY_EPOCHS:
+        if e.there_tokens is None:
             continue
-        text = repeated(c, e.source, e.epochs, f"{round(e.there_tokens):,} ({e.origin})")
-        source = source_of(c, e.source)
-        if e.epochs > most_epochs(source):
-            is_known = e.counted or source.place  # a declared number is about right at best
-            remedy = too_often(c, e.source, e.there_tokens)
+        has = f"{round(e.there_tokens):,} ({e.origin})"
+        repetition = find_repetition(c, e.source, e.there_tokens, has)
+        if repetition is None:
+            continue
+        text, meaning, remedy = repetition
+        is_given = source_of(c, e.source).place
+        if remedy:
+            is_known = e.counted or is_given  # a declared number is about right at best
             said.append(Finding("epochs", FAIL if is_known else WARN, text, remedy))
         else:
-            fix = smaller_model(c, e) if source.place else ""
-            said.append(Finding("epochs", WARN, text + worth_less(source), fix))
+            fix = smaller_model(c, e) if is_given else ""
+            said.append(Finding("epochs", WARN, text + meaning, fix))
     return said
 
 

@@ -82,7 +82,9 @@ def test_train_tokens_bounds_what_there_will_be(xlarge: Config) -> None:
     )  # of 100e9 TRAIN_TOKENS has 65e9 made
 
 
-def test_shards_are_counted_as_the_trainer_counts_them(tmp_path: Path) -> None:
+def test_shards_are_counted_as_the_trainer_counts_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     c = of(tmp_path)
     there = (9_999 // 32 + 6_665 // 32) * 32  # whole windows, shard by shard
     assert epochs(c) == [
@@ -96,6 +98,9 @@ def test_shards_are_counted_as_the_trainer_counts_them(tmp_path: Path) -> None:
         and found.whole
         and found.size == sum(path.stat().st_size for path in shards.folder.glob("*.bin"))
     )
+    assert findings(c, epochs(c)) == []
+    monkeypatch.setattr(data_paths, "MAX_EPOCHS", 1)  # a limit below what is warned of
+    assert findings(c, epochs(c))[0].level == FAIL
 
 
 @pytest.mark.parametrize(

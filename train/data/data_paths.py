@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import math
 from pathlib import Path
+from typing import NamedTuple
 
 from settings import ROOT
 from settings.config import Config
@@ -113,37 +114,46 @@ def is_enough(c: Config, s: Source, end: str | None, made: int) -> bool:
     return end is not None and (end == "all" or made >= token_limit(c, s))
 
 
-def most_epochs(s: Source) -> float:
-    """How often a run may repeat a source."""
-    return MAX_EPOCHS if s.max_epochs is None else s.max_epochs
-
-
 def wanted_tokens(c: Config, name: str) -> float:
     """Tokens of a source that the run trains on, repeated ones included."""
     return c.last_step * c.batch_tokens * share_of(c, name)
 
 
-def repeated(c: Config, name: str, epochs: float, has: str) -> str:
-    """Say that a source is repeated so often. has: how many tokens there are, in words."""
-    tokens = f"{round(wanted_tokens(c, name)):,}"
-    wanted = f"{tokens} tokens are wanted"
+class Repetition(NamedTuple):
+    """That a source is repeated often.
+
+    text: how often, in words. meaning: the end of a warning. remedy: what to do where that is more often than it may
+    be, else "".
+    """
+
+    text: str
+    meaning: str
+    remedy: str
+
+
+def find_repetition(c: Config, name: str, tokens: float, has: str) -> Repetition | None:
+    """Judge how often a run repeats a source with that many tokens; None if not often. has: the number, in words."""
+    source = source_of(c, name)
+    limit = MAX_EPOCHS if source.max_epochs is None else source.max_epochs
+    wanted = wanted_tokens(c, name)
+    epochs = wanted / max(1, tokens)
+    if epochs <= min(MANY_EPOCHS, limit):
+        return None
+    how = f"{round(wanted):,} tokens are wanted"
     if len(c.mixture) > 1:
         every = f"{c.last_step * c.batch_tokens:,}"
-        wanted = f"{100 * share_of(c, name):.3g}% of {every} tokens are {tokens}"
-    return f"{name} is repeated {epochs:,.1f} times: {wanted}, and it has {has}"
+        how = f"{100 * share_of(c, name):.3g}% of {every} tokens are {round(wanted):,}"
+    text = f"{name} is repeated {epochs:,.1f} times: {how}, and it has {has}"
+    meaning = f"; beyond {MANY_EPOCHS} times it is worth less than new text"
+    if source.max_epochs is not None and not source.place and epochs <= limit:
+        meaning = ", as its max_epochs allows"
+    remedy = explain_limit(c, name, tokens, limit) if epochs > limit else ""
+    return Repetition(text, meaning, remedy)
 
 
-def worth_less(s: Source) -> str:
-    """Say what that means if a source is repeated more than MANY_EPOCHS times and may be."""
-    if s.max_epochs is not None and not s.place:
-        return ", as its max_epochs allows"
-    return f"; beyond {MANY_EPOCHS} times it is worth less than new text"
-
-
-def too_often(c: Config, name: str, tokens: float) -> str:
+def explain_limit(c: Config, name: str, tokens: float, limit: float) -> str:
     """Say what to do if a source with that many tokens is repeated more often than it may be."""
     if c.pretrains_on_data:
-        limit = most_epochs(source_of(c, name))
         most = int(limit * tokens) // c.batch_tokens * c.batch_tokens
         unit = 10 ** (len(str(most)) - 2)
         fits = f", or set TRAIN_TOKENS={most // unit * unit} or less" if most > 100 else ""

@@ -32,20 +32,16 @@ from settings.config import Config
 from train.console import for_terminals, start_logging
 from train.data import data_paths
 from train.data.data_paths import (
-    MANY_EPOCHS,
     data_dir,
+    find_repetition,
     is_enough,
-    most_epochs,
     pinned_of,
     prepared_of,
-    repeated,
     shard_folder,
     source_of,
     token_limit,
     tokenizer_path,
-    too_often,
     wanted_tokens,
-    worth_less,
 )
 from train.data.manifest import DataError, read_manifest
 from train.data.near_duplicates import drop_near_duplicates
@@ -276,14 +272,12 @@ def refuse_repetition(c: Config, sources: dict[str, ShardSet], begun: bool = Fal
     for name, shards in sources.items():
         if not shards.ended:
             continue
-        epochs = planned_epochs(c, shards, name)
         tokens = sum(shards.windows("train", c.seq_len)) * c.seq_len
-        text = repeated(c, name, epochs, f"{tokens:,}")
-        source = source_of(c, name)
-        if epochs > most_epochs(source) and not begun:
-            problems.append(f"{text}. {too_often(c, name, tokens)}")
-        elif epochs > MANY_EPOCHS:
-            log.warning("warning: %s%s", text, worth_less(source))
+        found = find_repetition(c, name, tokens, f"{tokens:,}")
+        if found and found.remedy and not begun:
+            problems.append(f"{found.text}. {found.remedy}")
+        elif found:
+            log.warning("warning: %s%s", found.text, found.meaning)
     if problems:
         raise DataError("\n".join(problems))
 

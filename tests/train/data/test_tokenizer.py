@@ -67,11 +67,6 @@ def test_a_trained_vocabulary_has_the_asked_size_and_the_reserved_tokens(
     assert {"<|user|>", "<|assistant|>", "<|system|>", "<|end|>"} <= set(SPECIAL_TOKENS)
 
 
-@pytest.mark.parametrize("text", AWKWARD, ids=repr)
-def test_bytes_of_the_ids_are_the_bytes_of_the_text(vocabulary: Vocabulary, text: str) -> None:
-    assert int(vocabulary.byte_lengths()[vocabulary.encode(text)].sum()) == len(text.encode())
-
-
 def test_a_special_token_stands_for_no_bytes_and_is_never_made_from_text(
     vocabulary: Vocabulary,
 ) -> None:

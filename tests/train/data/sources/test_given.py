@@ -356,17 +356,6 @@ def test_each_kind_of_text_is_read_from_a_file_a_folder_and_a_pattern(tmp_path: 
     assert "No file matches" in said and "write it in quotes" in said
 
 
-def test_conversations_of_nanochat_are_for_fine_tuning(tmp_path: Path) -> None:
-    path = tmp_path / "identity.jsonl"
-    talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
-    path.write_text(json.dumps(talk) + "\n")
-    assert f"make finetune DATA={path} MODEL=" in refusal(path, tmp_path / "data")
-    path.rename(tmp_path / "identity.json")
-    path = tmp_path / "identity.json"
-    path.write_text(json.dumps([talk, talk], indent=1))
-    assert f"make finetune DATA={path} MODEL=" in refusal(path, tmp_path / "data")
-
-
 @pytest.mark.parametrize(
     "content",
     ['{\n "a": 1\n}', "[1, 2]", "[[1, 2]]", '[{"a": 1}]', '[{"a": "x", "b": "y"}]', "[", "[]", "7"],

@@ -134,35 +134,6 @@ def test_a_producer_that_is_refused_ends_a_wait_at_once_and_says_why(
     this.close()
 
 
-def test_a_producer_that_dies_again_and_again_is_given_up_when_training_has_waited_long_enough(
-    tmp_path: Path,
-    producer: Callable[[str], None],
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(timeouts, "DATA_TIMEOUT_S", 1)
-    producer(
-        f"import json, os, sys; sys.stdout.write(json.dumps({WORDS | {'pending': 3}!r}) + chr(10))\n"
-        "sys.stdout.flush(); os.kill(os.getpid(), 9)"
-    )
-    this = Feed(
-        Config(),
-        RunPaths(tmp_path),
-        first=True,
-        held_out={"a": 2},
-    )
-    first = this.process
-    until(lambda: this.why_not(0.0, ["s"]) == "" and this.process is not first)
-    assert this.why_not(0.5, ["s"]) == ""
-    until(lambda: this.why_not(5.0, ["s"]))
-    assert this.why_not(0.5, ["s"]) == ""  # training has hardly waited
-    assert "come no further for" in this.why_not(
-        5.0, ["s"]
-    ) and "it ended with code -9" in this.why_not(5.0, ["s"])
-    assert len(caplog.records) == 1
-    this.close()
-
-
 def test_the_producer_has_the_settings_of_the_trainer_and_then_where_it_is(
     tmp_path: Path, producer: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
