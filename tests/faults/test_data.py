@@ -74,7 +74,7 @@ def test_another_tokenizer_than_that_of_data_or_run_is_refused_by_its_hash(tmp_p
     out = train(env | {"MAX_STEPS": "4"}, code=78)
     assert (
         "was trained on other data" in out
-        and "the tokenizer, the shards" in out
+        and "The tokenizer, the shards in DATA_DIR" in out
         and "RUN_NAME" in out
     )
     assert before[:12] in out and after[:12] in out and steps_made(tmp_path) == 2
