@@ -106,6 +106,10 @@ def shards_of(tmp_path, vocabulary):
 @pytest.mark.usefixtures("part_tokens")
 def test_figures_are_those_of_plain_counting(make, shards_of, vocabulary):
     texts = some_texts(random.Random(2))
+    texts["train"][2] += [
+        " red green stone",
+        " stone green red",
+    ]  # the same tokens in another order
     source = make({"a": shards_of(texts)})["sources"]["a"]
     for split in SPLITS:
         documents, found = flat(texts, split), source["splits"][split]
