@@ -25,8 +25,8 @@ def open_whole(path: Path, flush: bool = True) -> Iterator[BinaryIO]:
         os.replace(temporary, path)
     except Exception as error:
         temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            error.filename = str(path)  # and not the temporary one, which nobody knows
+        if isinstance(error, OSError) and error.filename == str(temporary):
+            error.filename = str(path)  # nobody knows the other
         raise
 
 

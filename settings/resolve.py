@@ -13,7 +13,7 @@ from settings.declare import FREE, SettingsError, Texts, Values, format_value
 from settings.init_from import take_shape
 from settings.names import explain_name, explain_target, find_meant, list_targets
 from settings.resume import compare_with_stored, list_lasting, read_run_config
-from settings.sources import DEFAULT, Givens, give, parse
+from settings.sources import DEFAULT, ENVIRONMENT, Givens, give, parse
 from settings.targets import (
     ALL_SETTINGS,
     CONTINUE,
@@ -84,12 +84,11 @@ def resolve(
     typed = sources.read_command_line(environ)
     environment = sources.read_environment(environ)
     env_file = sources.read_env_file((weakest | environment | typed)["ENV_FILE"], root, problems)
-    around = env_file | environment
-    explicit = typed | {}
+    explicit = {}
     ignored = {}
-    for name, given in around.items():
-        if name not in SETTINGS or is_used(name, targets):
-            explicit.setdefault(name, given)
+    for name, given in (env_file | environment | typed).items():
+        if name in typed or name not in SETTINGS or is_used(name, targets):
+            explicit[name] = given
         elif name in environment or shapes_a_run(name, target):
             ignored[name] = given
     if target == "plan" and "MODEL" in explicit:  # planned as make finetune would start it
@@ -129,7 +128,7 @@ def resolve(
             ignored[name] = given
         if problem:
             problems.append(f"{name} ({given.place}): {problem}")
-    dry_run = (around | typed).get("DRY_RUN")
+    dry_run = (env_file | environment | typed).get("DRY_RUN")
     if dry_run and dry_run.text == "1" and target in TARGETS - DRY_RUN:  # it would do the thing
         problems.append(f"DRY_RUN ({dry_run.place}): {explain_users({target}, DRY_RUN)}")
     mixture = explicit.get("DATA_MIX")
@@ -147,7 +146,7 @@ def resolve(
                 now[name] = values[name]
         refusals, _ = compare_with_stored(stored, now)
         problems += refusals
-    warnings = find_warnings(environ, typed, environment, ignored)
+    warnings = find_warnings(environ, explicit, ignored)
     return Resolved(
         config,
         origins,
@@ -220,20 +219,20 @@ def explain_users(targets: Set[str], users: Set[str]) -> str:
     return f"Not used by {list_targets(targets)}. Used by: {others}."
 
 
-def find_warnings(environ: Texts, typed: Givens, environment: Givens, ignored: Givens) -> list[str]:
+def find_warnings(environ: Texts, explicit: Givens, ignored: Givens) -> list[str]:
     """Say what comes from the environment, where nobody sees it, and what is ignored."""
     warnings = []
     shown = []
-    for name in sorted(environment.keys() - typed.keys() - ignored.keys()):
-        text = SETTINGS[name].show(environment[name].text)
-        shown.append(f"{name}={text}")
+    for name, given in sorted(explicit.items()):
+        if given.place == ENVIRONMENT and name not in ignored:
+            shown.append(f"{name}={SETTINGS[name].show(given.text)}")
     if shown:
         warnings.append(f"From the environment: {' '.join(shown)}")
-    for name in sorted(environ.keys() - SETTINGS.keys() - typed.keys()):
+    for name in sorted(environ.keys() - SETTINGS.keys() - explicit.keys()):
         meant = find_meant(name, 0.9)
         if meant and meant not in environ:
             warnings.append(f"Warning: {name} (environment) is ignored. Did you mean {meant}?")
-    places = [f"{name} ({given.place})" for name, given in ignored.items() if name not in typed]
+    places = [f"{name} ({given.place})" for name, given in ignored.items()]
     if places:
         warnings.append(f"Warning: Not used here: {', '.join(places)}.")
     return warnings

@@ -25,6 +25,7 @@ ENV_LINE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)")
 NOT_IN_FILES = {"ENV_FILE", "NAME"}
 SECRETS = {name for name, declared in SETTINGS.items() if declared.secret}
 DEFAULT = "default"
+ENVIRONMENT = "environment"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +78,7 @@ def read_command_line(environ: Texts) -> Givens:
 def read_environment(environ: Texts) -> Givens:
     """Read what is exported. NAME is not read: some systems export one of their own."""
     texts = {name: environ.get(name, "") for name in SETTINGS if name != "NAME"}
-    return give(texts, "environment")
+    return give(texts, ENVIRONMENT)
 
 
 def read_env_file(named: Given, root: Path, problems: list[str]) -> Givens:
