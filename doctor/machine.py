@@ -60,8 +60,8 @@ def memory(c: Config, m: Memory, processes: int, on_gpus: bool) -> Finding:
     need = needed_bytes(c, processes, on_gpus)
     where = (
         ""
-        if m.limit_free is None or m.limit_free >= m.available
-        else (f" of the {(m.limit or 0) / GIB:.1f} GiB that this container may take")
+        if m.limit_free >= m.available
+        else (f" of the {m.limit / GIB:.1f} GiB that this container may take")
     )
     said = f"{m.free / GIB:.1f} GiB free{where}, {need / GIB:.1f} GiB needed (computed)"
     if need <= m.free:

@@ -13,25 +13,23 @@ class Memory:
     Attributes:
         total: of the machine.
         available: for new processes, without swapping.
-        limit: of the container; None without one.
+        limit: of the container; without one, the total.
         limit_free: how much of the limit is free.
     """
 
     total: float
     available: float
-    limit: float | None = None
-    limit_free: float | None = None
+    limit: float
+    limit_free: float
 
     @property
     def free(self) -> float:
-        if self.limit_free is None:
-            return self.available
         return min(self.available, self.limit_free)
 
     @property
     def most(self) -> float:
         """Return what could be free at all."""
-        return min(self.total, self.limit or self.total)
+        return min(self.total, self.limit)
 
 
 def read_memory(root: Path = Path("/")) -> Memory:
@@ -39,9 +37,9 @@ def read_memory(root: Path = Path("/")) -> Memory:
     page = os.sysconf("SC_PAGE_SIZE")
     total = float(page * os.sysconf("SC_PHYS_PAGES"))
     # macOS has no /proc.
-    available_kib = read_table(root / "proc/meminfo").get("MemAvailable:", total / 1024)
-    free, limit = min(list_limits(root), default=(None, None))
-    return Memory(total, 1024 * available_kib, limit, free)
+    available = 1024 * read_table(root / "proc/meminfo").get("MemAvailable:", total / 1024)
+    free, limit = min(list_limits(root), default=(available, total))
+    return Memory(total, available, limit, free)
 
 
 def list_limits(root: Path) -> list[tuple[float, float]]:

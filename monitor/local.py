@@ -245,6 +245,4 @@ def memory(root: Path = Path("/")) -> tuple[float | None, float | None]:
     """(bytes in use, bytes that may be) of the control group with the least room that this process is in, without what
     can be given back at once; of the machine where none has a limit."""
     found = read_memory(root)
-    if found.limit is not None and found.limit_free is not None:
-        return found.limit - found.limit_free, found.limit
-    return found.total - found.available, found.total
+    return found.limit - found.limit_free, found.limit

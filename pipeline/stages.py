@@ -20,7 +20,7 @@ from finetune.exercises import data_of
 from plan.allow_fail import find_unknown_check
 from settings import SettingsError, tuning_rules
 from settings.checks import PRETRAINING
-from settings.config import SETTINGS, Config
+from settings.config import DEFAULTS, SETTINGS, Config
 from settings.declare import FROZEN, TRACKED, format_value, round_as_typed
 from settings.resolve import Resolved, build_environment, resolve
 from train.data.data_paths import NO_BUNDLE
@@ -156,9 +156,8 @@ def tuning(
         "WEIGHT_DECAY": "0",
         "LR_SCHEDULE": "cosine",
     }
-    for name, (values, _) in tuning_rules.ALLOWED.items():
-        if getattr(c, name.lower()) not in values:
-            settings[name] = format_value(values[0])
+    for name in tuning_rules.find_unsupported(c):
+        settings[name] = format_value(DEFAULTS[name])
     return Stage(
         key,
         title,

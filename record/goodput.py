@@ -238,7 +238,5 @@ def number(record: Mapping[str, Any], key: str) -> float:
 
 def phases_of(record: Record) -> dict[str, float]:
     """Return phase -> seconds of an attempt's start-up; older records have none."""
-    phases = record.get("startup_s")
-    if not isinstance(phases, Mapping):
-        return {}
+    phases = record.get("startup_s") or {}
     return {phase: number(phases, phase) for phase in phases}

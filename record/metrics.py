@@ -85,30 +85,23 @@ STEP_KEYS = (
     "replica",  # the site of this step, under SYNC=diloco: loss and grad_norm are of its part of the batch
 )
 # Anything but an object or null under one of these keys is damage,
-OBJECTS = frozenset({"val_loss_by_source", "val_bpb_by_source", "compressed_bpb", "core_centred"})
+OBJECTS = frozenset(
+    {"startup_s", "val_loss_by_source", "val_bpb_by_source", "compressed_bpb", "core_centred"}
+)
 # and anything but a number or null, not larger than this, under one of these.
 LARGEST_NUMBER = 1e300
-LARGEST = {"time": 1e11, "step": 10**15} | dict.fromkeys(
-    (
-        "mono_s",
-        "attempt",
-        "tokens",
-        "loss",
-        "step_ms",
-        "tokens_per_s",
-        "mfu",
-        "data_wait_s",
-        "mem_gib",
-        "val_loss",
-        "eval_s",
-        "bytes",
-        "world_size",
-        "checkpoint_stall_s",
-        "seconds",
-        "stall_s",
-    ),
-    LARGEST_NUMBER,
+OTHER_NUMBERS = (
+    "mono_s",
+    "attempt",
+    "tokens",
+    "val_loss",
+    "eval_s",
+    "bytes",
+    "world_size",
+    "seconds",
+    "stall_s",
 )
+LARGEST = dict.fromkeys((*STEP_KEYS, *OTHER_NUMBERS), LARGEST_NUMBER) | {"time": 1e11, "step": 1e15}
 
 # What the console shows of an event, and how.
 FORMATS = {

@@ -116,9 +116,7 @@ class Setting:
             is_valid = text in ("0", "1")
             value = text == "1"
         elif self.kind is str:
-            # UTF-8 whatever the locale has; bytes that are none stay surrogates
-            value = text.encode(errors="surrogateescape").decode(errors="surrogateescape")
-            is_valid = re.fullmatch(self.format.pattern, value) is not None
+            is_valid = re.fullmatch(self.format.pattern, text) is not None
         else:
             value = self.parse_number(text)
             is_valid = value is not None

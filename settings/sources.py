@@ -9,6 +9,7 @@ names are in MAKE_SETTINGS, the process of make is MAKE_PROCESS, the target is i
 all targets of the command line are in MAKE_GOALS. Nothing else reads an env file.
 """
 
+import contextlib
 import dataclasses
 import glob
 import os
@@ -64,14 +65,12 @@ def read_command_line(environ: Texts) -> Givens:
     names = environ.get("MAKE_SETTINGS", "").split()
     texts = {name: environ.get(name, "") for name in names}
     process = environ.get("MAKE_PROCESS", "none")
-    try:
+    with contextlib.suppress(OSError):  # not on Linux, or make has ended
         arguments = os.fsdecode(Path("/proc", process, "cmdline").read_bytes())
-    except OSError:  # not on Linux, or make has ended
-        arguments = ""
-    for argument in arguments.split("\0"):
-        name, _, text = argument.partition("=")
-        if texts.get(name) == text.lstrip():
-            texts[name] = text
+        for argument in arguments.split("\0"):
+            name, _, text = argument.partition("=")
+            if texts.get(name) == text.lstrip():
+                texts[name] = text
     return give(texts, "command line")
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from settings.config import Config
+from settings.config import DEFAULTS, Config
 from settings.declare import SettingsError, format_value
 
 # How many conversations fine-tuning is evaluated with, of EVAL_DATA or held out of DATA, which
@@ -10,32 +10,40 @@ from settings.declare import SettingsError, format_value
 HELD_OUT_CONVERSATIONS = 200
 
 
-# Setting -> the values that fine-tuning can follow, and why it cannot follow others.
-ALLOWED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "SYNC": (("ddp",), "all nodes train in step"),
-    "OPTIMIZER": (("adamw",), "it always uses AdamW"),
-    "INIT_FROM": (("",), "MODEL names what is fine-tuned"),
-    "CORE_EVERY": ((0,), "`make eval` measures CORE on the export"),
+# Setting -> why fine-tuning can follow only its default.
+REASONS = {
+    "SYNC": "all nodes train in step",
+    "OPTIMIZER": "it always uses AdamW",
+    "INIT_FROM": "MODEL names what is fine-tuned",
+    "CORE_EVERY": "`make eval` measures CORE on the export",
     "STEP": (
-        (None,),
-        "MODEL is read from its export; `make export RUN_NAME=... STEP=...` exports another step",
+        "MODEL is read from its export; `make export RUN_NAME=... STEP=...` exports another step"
     ),
-    "PROFILE": ((False,), "only pretraining can be profiled"),
-    "DOC_MASK": ((False,), "examples never attend to each other anyway"),
-    "COMPILE": (("auto", "0"), "transformers' model classes run uncompiled"),
-    "ATTENTION": (("auto", "sdpa"), "transformers' model classes use SDPA"),
+    "PROFILE": "only pretraining can be profiled",
+    "DOC_MASK": "examples never attend to each other anyway",
+    "COMPILE": "transformers' model classes run uncompiled",
+    "ATTENTION": "transformers' model classes use SDPA",
 }
+SAME_AS_DEFAULT = {"COMPILE": "0", "ATTENTION": "sdpa"}  # there
+
+
+def find_unsupported(c: Config) -> dict[str, Any]:
+    """Return the settings that fine-tuning cannot follow, with their values."""
+    unsupported = {}
+    for name in REASONS:
+        value = getattr(c, name.lower())
+        if value not in (DEFAULTS[name], SAME_AS_DEFAULT.get(name)):
+            unsupported[name] = value
+    return unsupported
 
 
 def refuse_unsupported(c: Config) -> None:
     """Raise SettingsError naming every setting that fine-tuning cannot follow."""
     problems = []
-    for name, (values, reason) in ALLOWED.items():
-        value = getattr(c, name.lower())
-        if value not in values:
-            problems.append(
-                f"{name}={format_value(value)}: not available in fine-tuning, because {reason}. "
-                f"Leave {name} out."
-            )
+    for name, value in find_unsupported(c).items():
+        problems.append(
+            f"{name}={format_value(value)}: not available in fine-tuning, because {REASONS[name]}. "
+            f"Leave {name} out."
+        )
     if problems:
         raise SettingsError(problems)

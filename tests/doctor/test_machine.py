@@ -121,7 +121,9 @@ def test_memory_that_a_step_and_a_save_take(
 def test_memory_is_judged() -> None:
     c = config(**SHAPE)
     need = machine.needed_bytes(c, 1, False)
-    assert told(machine.memory(c, Memory(8.0 * GIB, need), 1, False)).startswith("PASS ")
+    assert told(machine.memory(c, Memory(8.0 * GIB, need, 8.0 * GIB, need), 1, False)).startswith(
+        "PASS "
+    )
     finding = machine.memory(c, Memory(8.0 * GIB, 8.0 * GIB, 2.0 * GIB, need - 1), 1, False)
     assert (
         finding.level == WARN
@@ -131,7 +133,7 @@ def test_memory_is_judged() -> None:
         machine.memory(c, Memory(8.0 * GIB, 8.0 * GIB, need - 1, need - 1), 1, False).level == FAIL
     )
     assert (
-        machine.memory(c, Memory(0.5 * GIB, 0.5 * GIB), 1, True).level == FAIL
+        machine.memory(c, Memory(0.5 * GIB, 0.5 * GIB, 0.5 * GIB, 0.5 * GIB), 1, True).level == FAIL
     )  # of a GPU's libraries alone: 1 GB
 
 

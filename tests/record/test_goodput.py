@@ -163,7 +163,7 @@ def test_a_gap_before_the_start_of_an_attempt_takes_nothing_from_its_start_up() 
 
 def test_values_that_are_unknown_leave_their_time_in_other() -> None:
     run = Clock()
-    run.write("start", 0, startup_s=3.0)
+    run.write("start", 0, startup_s=None)
     run.write("step", 1, 2.0, step_ms=None, data_wait_s=-1.0)
     run.write("eval", 1, 3.0, val_loss=None, error="timed out", eval_s=2.0)
     run.write("eval", 1, 1.0, eval_s=None)

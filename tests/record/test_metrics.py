@@ -51,6 +51,7 @@ DAMAGED = (
     to_json(STEP | {"time": 1e300}),
     to_json(STEP | {"schema": "\033[31m" + "red" * 100}),
     to_json(STEP | {"val_loss_by_source": [1]}),
+    to_json(STEP | {"startup_s": 3.0}),
     "[" * 10_000 + "]" * 10_000,
     "\x00" * 40,
 )
