@@ -283,10 +283,11 @@ def ask(paths: RunPaths, pid: int, host: str, number: int) -> None:
 def list_runs(paths: RunPaths) -> str:
     """Return a line for each run next to this one."""
     parent = paths.folder.parent
-    if not parent.exists():
-        return f"no runs in {parent}"
+    folders: list[Path] = []
     try:
         folders = sorted(parent.iterdir())
+    except FileNotFoundError:
+        pass
     except OSError as error:
         raise RunFolderError(
             f"{parent}: cannot be read ({error.strerror}). Fix its permissions, or set RUNS_DIR"
@@ -323,22 +324,19 @@ def describe_document(document: Any) -> str:
     return f"{document.get('source')} {place}: {document.get('text')}"
 
 
-def look_after(command: str, paths: RunPaths) -> str:
-    """Do what a target asks for. Returns what to print. Raises RunFolderError, StopError."""
-    if command == "runs":
-        return list_runs(paths)
-    if not is_run(paths):
-        parent = paths.folder.parent
-        raise RunFolderError(f"there is no run {paths.name} in {parent}; make runs lists them")
-    if command == "stop":
-        return stop(paths)
-    return describe(paths) + describe_skip(paths) + describe_wandb(paths)
-
-
 def main(argv: list[str]) -> int:
+    """Do what a target asks for, and print it. Returns the exit code."""
     try:
         paths = RunPaths.of_node(Config.load(), ROOT)
-        text = look_after(argv[0], paths)
+        if argv == ["runs"]:
+            text = list_runs(paths)
+        elif not is_run(paths):
+            parent = paths.folder.parent
+            raise RunFolderError(f"there is no run {paths.name} in {parent}; make runs lists them")
+        elif argv == ["stop"]:
+            text = stop(paths)
+        else:
+            text = describe(paths) + describe_skip(paths) + describe_wandb(paths)
     except (SettingsError, RunFolderError, StopError) as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
