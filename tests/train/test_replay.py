@@ -123,7 +123,7 @@ def test_the_text_of_a_refused_step_is_in_record_status_and_replay(
             shown = text.replace("\x1b", r"\x1b").replace("\u202e", r"\u202e")
             assert document["text"] in shown and document["text"][:12] == shown[:12]
 
-    shown = status.look_after("status", RunPaths(tmp_path / "run"))
+    shown = status.describe_skip(RunPaths(tmp_path / "run"))
     assert "step 3 was skipped (nonfinite). Its text:" in shown
     for document in skips[-1]["documents"][:8]:
         line = f"papers {tmp_path}/papers/0.jsonl:{document['row']}: {document['text']}"
