@@ -136,13 +136,7 @@ def begin(
         for line in watchdog.put_away(paths.hang):
             log.warning("the attempt before: %s", line)
     from_first(None)  # the stacks of that attempt are out of the way
-    watch = Watchdog(
-        paths.hang,
-        world.rank,
-        world.host,
-        lambda: interrupt.told_at if interrupt.training else None,
-        at_end=lambda: hung(status),
-    )
+    watch = Watchdog(paths.hang, world.rank, world.host, at_end=lambda: hung(status))
     watch.expect("opening the data", config.start_timeout_s)
     set_timeout(COLLECTIVE_S, [])  # from here on the watchdog ends what hangs
     # From here on the run is touched, and its status says so.

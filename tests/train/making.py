@@ -24,14 +24,14 @@ ALONE = World(0, 0, 0, 1, torch.device("cpu"), "CPU", "here", hosts=("here",))
 class Watch:
     """Remembers what is to happen within what time."""
 
-    doing, limit_s, setting, impatient = "starting", float("inf"), "", False
+    doing, limit_s, setting = "starting", float("inf"), ""
 
     def __init__(self):
         self.told = []
 
-    def expect(self, doing, limit_s, setting="", impatient=False):
+    def expect(self, doing, limit_s, setting=""):
         self.told.append((doing, limit_s, setting))
-        self.doing, self.limit_s, self.setting, self.impatient = doing, limit_s, setting, impatient
+        self.doing, self.limit_s, self.setting = doing, limit_s, setting
 
 
 class Samples:

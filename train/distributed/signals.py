@@ -74,11 +74,6 @@ class Interrupt:
         signal.set_wakeup_fd(self.wake.fileno(), warn_on_full_buffer=False)
         threading.Thread(target=self.watch, args=(heard,), name="signals", daemon=True).start()
 
-    @property
-    def told_at(self) -> float | None:
-        """When training was told to stop, in monotonic seconds; None if it was not."""
-        return self.asked_at if self.asked else None
-
     def release(self) -> None:
         """Give the signals back: nothing is left to save, and a process that hangs at its end must be stoppable."""
         for number in self.numbers:

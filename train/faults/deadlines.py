@@ -8,8 +8,6 @@ from statistics import median
 from settings.config import Config
 from train.faults.watchdog import Watchdog
 
-TO_STOP_S = 20.0  # told to stop, a process may need so long, and some steps, to the end of its step
-
 
 class Deadlines:
     """Sets the watchdog's limit: what is slow by nature does not hang.
@@ -31,11 +29,10 @@ class Deadlines:
         return max(self.config.train_timeout_s / 2, 10 * median(self.times))
 
     def begin_step(self, step: int) -> None:
-        self.watch.expect(f"step {step}", self.step_limit_s, "TRAIN_TIMEOUT_S", impatient=True)
+        self.watch.expect(f"step {step}", self.step_limit_s, "TRAIN_TIMEOUT_S")
 
     def end_step(self, seconds: float) -> None:
         self.times.append(seconds)
-        self.watch.patience_s = TO_STOP_S + 3 * max(self.times)
 
     def progress(self, limit_s: float) -> None:
         """What is being done goes on; the next sign of that is due in so many seconds."""
@@ -45,7 +42,7 @@ class Deadlines:
     def allow(self, doing: str, limit_s: float, setting: str = "") -> Iterator[None]:
         """Give this so many seconds, and then what was being done before its own time again."""
         watch = self.watch
-        before = (watch.doing, watch.limit_s, watch.setting, watch.impatient)
+        before = (watch.doing, watch.limit_s, watch.setting)
         watch.expect(doing, limit_s, setting)
         try:
             yield

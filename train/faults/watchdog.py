@@ -43,9 +43,7 @@ FRAME = re.compile(r'  File "(.+)", line (\d+) in (.+)')
 class Watchdog:
     """Watches this process from its creation on; `release` ends that.
 
-    folder: where the stacks go. told_at: when the process was told to stop (monotonic seconds), or None: in what was
-    begun as `impatient` it then has `patience_s` to come to where that is noticed. at_end: called before the process
-    ends, for what must be said.
+    folder: where the stacks go. at_end: called before the process ends, for what must be said.
     """
 
     def __init__(
@@ -53,13 +51,11 @@ class Watchdog:
         folder: Path,
         rank: int,
         host: str,
-        told_at: Callable[[], float | None] = lambda: None,
-        patience_s: float = 30.0,
         at_end: Callable[[], Any] = lambda: None,
     ):
         self.folder, self.rank, self.host = folder, rank, host
-        self.told_at, self.patience_s, self.at_end = told_at, patience_s, at_end
-        self.doing, self.setting, self.impatient = "starting", "", False
+        self.at_end = at_end
+        self.doing, self.setting = "starting", ""
         self.limit_s = float("inf")
         self.since = time.monotonic()
         self.over = threading.Event()
@@ -82,14 +78,12 @@ class Watchdog:
         atexit.register(self.release)
         threading.Thread(target=self.watch, name="watchdog", daemon=True).start()
 
-    def expect(
-        self, doing: str, limit_s: float, setting: str = "START_TIMEOUT_S", impatient: bool = False
-    ) -> None:
+    def expect(self, doing: str, limit_s: float, setting: str = "START_TIMEOUT_S") -> None:
         """There was progress; the next is due within so many seconds. Cheap enough for every step.
 
         setting: the one that decides how many, if one does.
         """
-        self.doing, self.setting, self.impatient = doing, setting, impatient
+        self.doing, self.setting = doing, setting
         has_changed = limit_s != self.limit_s
         self.limit_s = limit_s
         self.since = time.monotonic()
@@ -146,12 +140,6 @@ class Watchdog:
         if silent_s > self.limit_s:
             hint = f" (see {self.setting})" if self.setting else ""
             self.bark(f"no progress in {self.doing} for {silent_s:.0f} s{hint}")
-            return
-        told_at = self.told_at()
-        if not self.impatient or told_at is None:
-            return
-        if now - max(self.since, told_at) > self.patience_s:
-            self.bark(f"told to stop {now - told_at:.0f} s ago, and still in {self.doing}")
 
     def bark(self, why: str) -> None:
         """Write the stacks, say where this process stands, and end it, unless it makes progress meanwhile."""
