@@ -11,7 +11,6 @@ import dataclasses
 import enum
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -39,8 +38,6 @@ from train.tune import CHOICES, count_gpus, record_nccl, set_default, tune
 
 PYTHON = sys.executable  # what children run with
 TRAINERS = ("train.main", "finetune.main")
-RENDEZVOUS = "train.distributed.rendezvous"
-RUN_IS_DONE = 10  # its exit code, for this module only
 FIRST_PAUSE_S = 1
 LONGEST_PAUSE_S = 30
 SIGNALED = 128  # and the signal's number: a shell's exit code
@@ -91,7 +88,7 @@ class Launcher:
         attempt = self.supervise()
         stopped = attempt.code in (STOPPED, INTERRUPTED)
         if attempt.joined and attempt.code != DONE and not (stopped and in_pod()):
-            tell_other_nodes(attempt.code, "", self.environment)
+            rendezvous.over(self.config, attempt.code, attempt.reason)
         # Torchrun prints a lot after the trainer's last words, and `kubectl describe` shows the end.
         if attempt.reason and attempt.code != DONE and not stopped:
             complain(f"launch: exit code {attempt.code}: {attempt.reason}")
@@ -143,13 +140,15 @@ class Launcher:
         """Start the trainer once, on all nodes together."""
         several_nodes = self.config.site_nodes > 1
         if several_nodes:
-            code = self.meet_other_nodes()
+            verdict = rendezvous.meet(
+                self.config, self.processes, lambda: self.children.stop_requested
+            )
             if self.children.stop_requested:
-                return Attempt(INTERRUPTED, joined=code == DONE)
-            if code == RUN_IS_DONE:
+                return Attempt(INTERRUPTED, joined=verdict.code == DONE)
+            if verdict.code == rendezvous.RUN_IS_DONE:
                 return Attempt(DONE)
-            if code != DONE:  # all nodes get the same answer
-                return Attempt(code)
+            if verdict.code != DONE:  # all nodes get the same answer
+                return Attempt(verdict.code)
         self.report_file.unlink(missing_ok=True)
         code = self.children.run(self.trainer(), self.environment)
         reported, reason = read_report(self.report_file)
@@ -200,11 +199,6 @@ class Launcher:
             return [*command, self.module]
         options = ["--max-restarts=0", f"--nproc-per-node={self.processes}"]
         return [*command, *options, "-m", self.module]
-
-    def meet_other_nodes(self) -> int:
-        """Wait until all nodes are there. Returns the exit code that all of them get."""
-        command = [PYTHON, "-m", RENDEZVOUS, "meet", str(self.processes)]
-        return self.children.run(command, self.environment)
 
     def read_progress(self) -> int:
         """Read the step of the last checkpoint, which the trainer writes. 0 if there is none."""
@@ -258,12 +252,6 @@ def launch(config: Config, children: Children, module: str = "train.main") -> in
         except rendezvous.CannotServe as error:
             complain(f"launch: {error}")
             return BAD_DATA
-
-
-def tell_other_nodes(code: int, reason: str, environment: dict[str, str]) -> None:
-    """End the other nodes, which may be on their way to meet this one."""
-    command = [PYTHON, "-m", RENDEZVOUS, "over", str(code), reason]
-    subprocess.run(command, env=environment, cwd=ROOT, check=False)
 
 
 def is_final(code: int) -> bool:

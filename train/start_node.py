@@ -27,6 +27,7 @@ from settings.declare import format_tokens
 from settings.resolve import show_path
 from train import launcher
 from train.children import Children, complain, say
+from train.distributed import rendezvous
 from train.distributed.pod import in_pod
 
 LOCK_TICK_S = 2.0
@@ -227,7 +228,7 @@ class Node:
             self.report_stop()
             return STOPPED
         if self.config.site_nodes > 1 and not in_pod():  # pods end with their Job
-            launcher.tell_other_nodes(code, reason, dict(os.environ))
+            rendezvous.over(self.config, code, reason)
         return code
 
     # ---- What runs next to training

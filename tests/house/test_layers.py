@@ -56,6 +56,7 @@ STANDARD_LIBRARY_ONLY = (
     "hardware.host_memory",
     "hardware.model_size",
     "hardware.ports",
+    "train.children",
     "train.data.manifest",
     "train.diloco.result",
     "train.diloco.site_registry",

@@ -15,6 +15,8 @@ from settings import ROOT
 from settings.config import Config
 from train import launcher
 from train.children import Children
+from train.distributed import rendezvous
+from train.distributed.registry import Verdict
 
 NODES: dict[str, Any] = {"nodes": 2, "node_rank": 1, "master_addr": "10.0.0.5"}
 
@@ -23,12 +25,11 @@ class Play(Children):
     """Children that end as a script says; what follows its last word is that word again.
 
     A word is an exit code, after what happens before: s10 commits step 10, r78 reports code 78, a
-    signal arrives where there is "stop". The roll call ends with `roll_call`.
+    signal arrives where there is "stop".
     """
 
-    def __init__(self, script, roll_call=0):
+    def __init__(self, script):
         self.words = script.split()
-        self.roll_call = roll_call
         self.stop_requested = False
         self.commands: list[str] = []
         self.pauses: list[float] = []
@@ -38,8 +39,6 @@ class Play(Children):
     def run(self, command, environment):
         assert environment["LAUNCHER_PID"] == str(os.getpid())  # the trainer ends with this process
         self.commands.append(" ".join(command[1:]).strip())
-        if "rendezvous meet" in self.commands[-1]:
-            return self.roll_call
         word = self.words[min(self.starts, len(self.words) - 1)]
         self.starts += 1
         for part in word.split(":"):
@@ -69,10 +68,23 @@ def config(tmp_path, monkeypatch):
 
 @pytest.fixture
 def told(monkeypatch):
-    """Codes that the other nodes were told."""
-    codes: list[int] = []
-    monkeypatch.setattr(launcher, "tell_other_nodes", lambda code, *rest: codes.append(code))
-    return codes
+    """What the other nodes were told: code and reason."""
+    words: list[tuple[int, str]] = []
+    monkeypatch.setattr(rendezvous, "over", lambda config, *word: words.append(word))
+    return words
+
+
+@pytest.fixture
+def roll_calls(monkeypatch):
+    """Processes with which this node came to a roll call, in which all were there."""
+    calls: list[int] = []
+
+    def meet(config, processes, is_stopped):
+        calls.append(processes)
+        return Verdict(0)
+
+    monkeypatch.setattr(rendezvous, "meet", meet)
+    return calls
 
 
 def replace(config: Config, **changes: Any) -> Config:
@@ -100,7 +112,7 @@ def is_pod(monkeypatch):
         ),
     ],
 )
-def test_one_process_runs_directly_and_several_under_torchrun(config, changes, command):
+def test_one_process_runs_directly_and_several_under_torchrun(config, roll_calls, changes, command):
     play = Play("0")
     assert launcher.launch(replace(config, **changes), play) == 0
     assert play.commands[-1] == command
@@ -160,7 +172,7 @@ def test_a_stop_in_a_pause_is_heard(config):
     ("nodes", "script", "code"),
     [({}, "r64:1", 64), ({}, "r78:1", 78), (NODES, "r78:1", 78), ({}, "r1:1", 70)],
 )
-def test_the_last_line_says_why(config, capfd, told, nodes, script, code):
+def test_the_last_line_says_why(config, capfd, told, roll_calls, nodes, script, code):
     """After all that torchrun prints: Kubernetes shows the end of what a pod said."""
     assert launcher.launch(replace(config, **nodes), Play(script)) == code
     before = {70: "the trainer said last: "}.get(code, "")
@@ -217,12 +229,11 @@ def test_an_evaluation_is_not_started_again(config):
 # ---- Several nodes
 
 
-def test_torchrun_starts_after_the_roll_call(config, monkeypatch):
+def test_each_start_of_torchrun_has_its_roll_call(config, monkeypatch, roll_calls):
     is_pod(monkeypatch)
     play = Play("s5:1 r1:1 0")
     assert launcher.launch(replace(config, **NODES), play) == 0
-    calls = [command for command in play.commands if "rendezvous" in command]
-    assert calls == ["-m train.distributed.rendezvous meet 2"] * 3
+    assert play.starts == 3 and roll_calls == [2] * 3
 
 
 @pytest.mark.parametrize("pod", [False, True])
@@ -232,24 +243,28 @@ def test_torchrun_starts_after_the_roll_call(config, monkeypatch):
 def test_the_answer_of_the_roll_call_is_final(config, monkeypatch, told, pod, answer, code):
     if pod:
         is_pod(monkeypatch)
-    play = Play("0", roll_call=answer)
+    monkeypatch.setattr(rendezvous, "meet", lambda *_: Verdict(answer, "why"))
+    play = Play("0")
     assert launcher.launch(replace(config, **NODES), play) == code
     assert play.starts == 0 and told == []
 
 
-def test_a_node_that_ends_for_good_tells_the_others(config, told):
-    assert launcher.launch(replace(config, **NODES), Play("r78:1")) == 78 and told == [78]
+def test_a_node_that_ends_for_good_tells_the_others_why(config, told, roll_calls):
+    assert launcher.launch(replace(config, **NODES), Play("r78:1")) == 78
+    assert told == [(78, "no shard")]
 
 
-def test_a_node_that_is_stopped_as_all_are_about_to_start_tells_the_others(config, told):
+def test_a_node_that_is_stopped_as_all_are_about_to_start_tells_the_others(
+    config, told, roll_calls
+):
     play = Play("0")
     play.stop_requested = True
     assert launcher.launch(replace(config, **NODES), play) == 143
-    assert play.starts == 0 and told == [143]
+    assert play.starts == 0 and told == [(143, "")]
 
 
 def test_a_pod_waits_for_a_peer_that_was_stopped_and_that_is_no_failure(
-    config, monkeypatch, told, capfd
+    config, monkeypatch, told, roll_calls, capfd
 ):
     is_pod(monkeypatch)
     play = Play("r75:1 s5:r75:1 r75:1 r75:1 0")
@@ -259,15 +274,17 @@ def test_a_pod_waits_for_a_peer_that_was_stopped_and_that_is_no_failure(
     assert capfd.readouterr().out.count(waits) == 4
 
 
-def test_failures_between_such_stops_still_count(config, monkeypatch, told):
+def test_failures_between_such_stops_still_count(config, monkeypatch, told, roll_calls):
     is_pod(monkeypatch)
     play = Play("r75:1 1 r75:1 1 1")
     assert launcher.launch(replace(config, **NODES, max_restarts=2), play) == 70
-    assert play.starts == 5 and told == [70]
+    assert play.starts == 5 and told == [(70, "")]
 
 
 @pytest.mark.parametrize(("nodes", "pod"), [(NODES, False), ({}, True)])
-def test_a_peer_that_stops_ends_a_node_that_is_no_pod(config, monkeypatch, told, nodes, pod):
+def test_a_peer_that_stops_ends_a_node_that_is_no_pod(
+    config, monkeypatch, told, roll_calls, nodes, pod
+):
     if pod:
         is_pod(monkeypatch)
     play = Play("r75:1 0")
@@ -276,7 +293,7 @@ def test_a_peer_that_stops_ends_a_node_that_is_no_pod(config, monkeypatch, told,
 
 @pytest.mark.parametrize("script", ["stop:r75:1", "r75!:1"])
 def test_a_pod_that_is_stopped_itself_takes_no_time_to_tell_the_others(
-    config, monkeypatch, told, script
+    config, monkeypatch, told, roll_calls, script
 ):
     """`make stop` on a node, by SIGINT to the trainer alone, is about that node."""
     is_pod(monkeypatch)

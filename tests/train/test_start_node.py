@@ -14,11 +14,14 @@ from typing import Any, cast
 
 import pytest
 
+from hardware.ports import free_ports
 from record.run_paths import RunPaths
 from settings.config import Config
 from tests.constants import constants
 from tests.running import ROOT, wait_for
+from train import launcher
 from train.children import Children
+from train.distributed import rendezvous
 from train.start_node import PRETRAIN, Node
 
 STUB = """#!/usr/bin/env bash
@@ -34,7 +37,12 @@ if [[ $2 == "${FAILS-}" ]]; then
   exit "${CODE-78}"
 fi
 """
-NODES = {"NODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "10.0.0.5"}
+NODES = {
+    "NODES": "2",
+    "NODE_RANK": "1",
+    "MASTER_ADDR": f"127.0.0.1:{free_ports(2)}",
+    "START_TIMEOUT_S": "60",
+}
 PLOTS = "run: -m analysis.plots"
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads sessions in /proc")
@@ -106,19 +114,24 @@ def test_a_failing_stage_ends_the_job_with_its_code_and_leaves_no_folder(env, tm
 
 @pytest.mark.parametrize(
     ("settings", "told"),
-    [
-        (NODES, True),
-        (NODES | {"NODE_RANK": "0"}, True),
-        (NODES | {"K8S_NODE": "machine"}, False),
-        ({}, False),
-    ],
+    [({"nodes": 2}, True), ({"nodes": 2, "k8s_node": "machine"}, False), ({}, False)],
 )
-def test_a_node_that_cannot_prepare_its_data_tells_the_others_why(env, tmp_path, settings, told):
+def test_a_node_that_cannot_prepare_its_data_tells_the_others_why(
+    env, tmp_path, monkeypatch, settings, told
+):
     """They would wait for it as long as they may. Pods end with their Job."""
-    code, out = train(env, FAILS="train.data.prepare", **settings)
-    assert code == 78 and "train.main" not in out
-    call = "run: -m train.distributed.rendezvous over 78 DATA=x: there is\nno such file\n"
-    assert (call in out) == told == ("rendezvous" in out)
+    words: list[tuple[int, str]] = []
+    monkeypatch.setattr(rendezvous, "over", lambda config, *word: words.append(word))
+    monkeypatch.setattr(launcher, "PYTHON", str(tmp_path / "stub"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("FAILS", "train.data.prepare")
+    monkeypatch.setenv("K8S_NODE", settings.pop("k8s_node", ""))
+    config = dataclasses.replace(Config(), **settings)
+    monkeypatch.setattr(Children, "__init__", lambda children: None)
+    children = Children()
+    children.stop_requested = False
+    assert Node(config, PRETRAIN, children, RunPaths(tmp_path)).prepare_data() == 78
+    assert words == [(78, "DATA=x: there is\nno such file")] * told
     assert not list(tmp_path.glob("prepare.*"))
 
 
@@ -166,10 +179,10 @@ def test_a_second_start_is_refused_and_leaves_the_log_alone(env, tmp_path):
 
 def test_a_detached_run_outlives_the_shell_that_started_it(env, tmp_path):
     command = f"'{sys.executable}' -m scripts.train; kill -HUP $$"
-    environment = env | NODES | {"DETACH": "1", "PAUSE": "1"}
+    environment = env | NODES | {"DETACH": "1", "PAUSE": "1", "START_TIMEOUT_S": "10"}
     shell = subprocess.run(["bash", "-c", command], cwd=ROOT, env=environment, check=False)
     assert shell.returncode == -signal.SIGHUP
-    wait_for(tmp_path / "runs" / "x" / "console_node_1.log", "--node-rank=1", seconds=20)
+    wait_for(tmp_path / "runs" / "x" / "console_node_1.log", "not reached in 10 s", seconds=60)
 
 
 def test_a_job_that_prepares_data_is_known_to_status_and_stopped_by_stop(env, tmp_path):
@@ -196,12 +209,12 @@ def test_each_node_has_its_own_job_and_only_the_first_draws(env, tmp_path):
         env | NODES | {"NODE_RANK": "0", "GATE": str(gate)}, "node", stdout=subprocess.PIPE
     )
     wait_for(tmp_path / "runs" / "x" / ".job", "preparing data", seconds=20)
-    code, out = train(env | NODES, "node")
-    assert code == 0 and "train.main" in out and "analysis.plots" not in out
-    holder = (tmp_path / "runs" / "x" / ".job_node_1").read_text()
-    assert re.fullmatch(r"pid \d+ on \S+: training as node 1 of 2", holder)
+    second = start(env | NODES, "node", stdout=subprocess.PIPE)
+    wait_for(tmp_path / "runs" / "x" / ".job_node_1", ": training as node 1 of 2", seconds=20)
     gate.unlink()
     assert PLOTS in first.communicate(timeout=120)[0]
+    out, _ = second.communicate(timeout=120)
+    assert second.returncode == 0 and "train.main" in out and "analysis.plots" not in out
 
 
 def test_a_pod_waits_for_a_run_that_a_lost_machine_still_holds(env, tmp_path):

@@ -1,9 +1,7 @@
 """The roll call before torchrun starts on several nodes: who is there, and whether all fit together.
 
-    python -m train.distributed.rendezvous meet PROCESSES
-        wait until all NODES have joined. Exit code 0: start torchrun now. 10: the run is done
-    python -m train.distributed.rendezvous over CODE [WHY]
-        tell the others that this node will not come back
+    meet    wait until all NODES have joined, and hear what all do next
+    over    tell the others that this node will not come back
 
 Node 0's launcher serves the registry for as long as it lives, on the port after MASTER_ADDR's:
 that one belongs to torchrun. Each node says every second that it is there, and hears the verdict,
@@ -15,13 +13,11 @@ leaves: it is started again, and the others wait for it.
 import contextlib
 import functools
 import hashlib
-import logging
 import platform
-import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from hardware.ports import free_ports
 from record import status
@@ -29,11 +25,11 @@ from record.exit_codes import BAD_SETTING, INTERRUPTED, NODES_MISSING, STOPPED
 from record.provenance import git, version
 from record.run_paths import RunPaths
 from record.status import Status
-from settings import ROOT, SettingsError
+from settings import ROOT
 from settings.addresses import join_address
-from settings.checks import PRETRAINING
 from settings.config import SETTINGS, Config
 from settings.declare import FREE
+from train.children import say
 from train.distributed import run_secret
 from train.distributed.pod import in_pod
 from train.distributed.registry import (
@@ -50,19 +46,13 @@ from train.distributed.registry import (
     serve,
 )
 
-log = logging.getLogger(__name__)
-
 ROOMS_THAT_TRAIN = ("settings", "record", "hardware", "train")  # their source must be equal
-RUN_IS_DONE = 10  # exit code of `meet` if nothing is left to do; for train/launcher.py only
+RUN_IS_DONE = 10  # code of a verdict: nothing is left to do
 BEAT_S = 1.0  # between two signs of life
 GONE_S = 6.0  # a node that was not heard for so long has left
 LINGER_S = 10.0  # for nodes that are on their way to hear that it is over
 REMIND_S = 15.0  # between two words on who is missing
 LONGEST_WHY = 1000  # characters of a node's last word
-
-
-class Told(BaseException):
-    """This node was told to stop. Not an Exception, so that nothing swallows it."""
 
 
 class CannotServe(Exception):
@@ -227,37 +217,42 @@ def client_of(config: Config) -> Client:
     )
 
 
-def call(client: Client, facts: Facts, timeout_s: float, state: Status | None = None) -> Verdict:
+def call(
+    client: Client,
+    facts: Facts,
+    timeout_s: float,
+    is_stopped: Callable[[], bool],
+    state: Status | None = None,
+) -> Verdict:
     """Say that this node is there until all hear what they do.
 
     A node that is told to stop takes the others along. In a pod it comes back, and they wait.
 
     Args:
         timeout_s: while node 0 calls the roll, its own patience counts.
+        is_stopped: whether this node was told to stop.
         state: the run's status, on node 0.
     """
     deadline = time.monotonic() + timeout_s
     last, said_at = "", 0.0
-    try:
-        while True:
-            news, verdict, is_called = ask(client, facts, state)
-            now = time.monotonic()
-            if is_called:
-                deadline = now + timeout_s
-            elif now > deadline:
-                reason = f"node 0 was not reached in {timeout_s:.0f} s: {news}"
-                verdict = verdict or Verdict(NODES_MISSING, reason)
-            if verdict:
-                return verdict
-            if news != last or now - said_at > REMIND_S:
-                log.info("%s", news)
-                last, said_at = news, now
-            time.sleep(BEAT_S)
-    except Told:
-        farewell = facts | {"over": INTERRUPTED}
-        with contextlib.suppress(Unreachable):
-            client.say(**(facts | {"left": True} if in_pod() else farewell))
-        return last_word(farewell)
+    while not is_stopped():
+        news, verdict, is_called = ask(client, facts, state)
+        now = time.monotonic()
+        if is_called:
+            deadline = now + timeout_s
+        elif now > deadline:
+            reason = f"node 0 was not reached in {timeout_s:.0f} s: {news}"
+            verdict = verdict or Verdict(NODES_MISSING, reason)
+        if verdict:
+            return verdict
+        if news != last or now - said_at > REMIND_S:
+            say(f"roll call: {news}")
+            last, said_at = news, now
+        time.sleep(BEAT_S)
+    farewell = facts | {"over": INTERRUPTED}
+    with contextlib.suppress(Unreachable):
+        client.say(**(facts | {"left": True} if in_pod() else farewell))
+    return last_word(farewell)
 
 
 def ask(client: Client, facts: Facts, state: Status | None) -> tuple[str, Verdict | None, bool]:
@@ -279,7 +274,7 @@ def ask(client: Client, facts: Facts, state: Status | None) -> tuple[str, Verdic
     return news, verdict, 0 not in missing
 
 
-def over(config: Config, code: int, why: str = "") -> None:
+def over(config: Config, code: int, why: str) -> None:
     """Tell the other nodes, which may be on their way to the roll call, that this one is over."""
     paths = RunPaths.of_node(config, ROOT)
     phase = str(status.read(paths.status).get("phase", ""))
@@ -297,23 +292,24 @@ def over(config: Config, code: int, why: str = "") -> None:
             time.sleep(BEAT_S)
 
 
-def meet(config: Config, processes: int) -> Verdict:
-    """Meet all other nodes of a run that is not done. Returns what all do next."""
+def meet(config: Config, processes: int, is_stopped: Callable[[], bool]) -> Verdict:
+    """Meet all other nodes of a run that is not done, unless told to stop. Returns what all do next."""
     paths = RunPaths.of_node(config, ROOT)
     reason = find_end(config, paths)
     if reason:
+        say(f"roll call: {reason}")
         return Verdict(RUN_IS_DONE, reason)
+    state = None
+    if config.rank_in_site == 0:
+        secret = run_secret.describe_file(config, sys.stdout.isatty())
+        if secret and not in_pod():
+            say(f"roll call: {secret}")
+        state = status_of(config, paths)
     facts = facts_of(config, processes)
-    client = client_of(config)
-    if config.rank_in_site:
-        return call(client, facts, config.start_timeout_s)
-    secret = run_secret.describe_file(config, sys.stdout.isatty())
-    if secret and not in_pod():
-        log.info("%s", secret)
-    state = status_of(config, paths)
-    verdict = call(client, facts, config.start_timeout_s, state)
-    if verdict.code:
+    verdict = call(client_of(config), facts, config.start_timeout_s, is_stopped, state)
+    if state and verdict.code:
         state.end(verdict.code)
+    say(f"roll call: {verdict.why or 'all nodes have joined'}")
     return verdict
 
 
@@ -371,31 +367,3 @@ def find_end(config: Config, paths: RunPaths) -> str:
         return ""
     made = f"{last['step']} of {config.last_step} steps"
     return f"run {config.run_name} is done: {made}, in {paths.folder}"
-
-
-def stop_asked(number: int, frame: object) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough, and what follows is short
-    raise Told
-
-
-def main(argv: list[str]) -> int:
-    logging.basicConfig(level=logging.INFO, format="roll call: %(message)s", stream=sys.stdout)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the launcher sends SIGTERM, whatever it gets
-    signal.signal(signal.SIGTERM, stop_asked)
-    try:
-        config = Config.load(without=PRETRAINING)  # the trainer checks these
-        if argv[0] == "over":
-            over(config, int(argv[1]), *argv[2:])
-            return 0
-        verdict = meet(config, int(argv[1]))
-    except SettingsError as error:
-        log.error("%s", error)
-        return error.exit_code
-    except Told:
-        return INTERRUPTED
-    log.info("%s", verdict.why or "all nodes have joined")
-    return verdict.code
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

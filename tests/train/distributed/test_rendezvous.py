@@ -1,15 +1,10 @@
-"""train/distributed/rendezvous.py as the launcher calls it: real processes and a real registry on loopback."""
+"""train/distributed/rendezvous.py as launchers call it, in threads here, with a real registry on loopback."""
 
 import contextlib
 import dataclasses
 import json
-import logging
-import os
-import signal
 import socket
 import stat
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +14,6 @@ import pytest
 from hardware.ports import free_ports
 from record import status
 from record.run_paths import RunPaths
-from settings import ROOT
 from settings.config import Config
 from train.distributed import rendezvous, run_secret
 from train.distributed.registry import Verdict
@@ -28,9 +22,15 @@ HOST = socket.gethostname()
 
 
 class Nodes:
-    """Three nodes of one run. Where `serve` was called, node 0's launcher is there."""
+    """Three nodes of one run. Where `serve` was called, node 0's launcher is there.
 
-    def __init__(self, folder, port):
+    Attributes:
+        stopped: those that were told to stop.
+    """
+
+    def __init__(self, folder, port, threads):
+        self.threads = threads
+        self.stopped = set()
         self.config = dataclasses.replace(
             Config(),
             nodes=3,
@@ -50,26 +50,13 @@ class Nodes:
     def of(self, rank, **changes):
         return dataclasses.replace(self.config, node_rank=rank, **changes)
 
-    def command(self, rank, *words, **changes):
-        environment = {
-            "PATH": os.environ["PATH"],
-            "PYTHONPATH": str(ROOT),
-            "RUNS_DIR": str(self.paths.folder.parent),
-            "RUN_NAME": "run",
-            "NODES": "3",
-            "BATCH_TOKENS": "12288",
-            "NODE_RANK": str(rank),
-            "MASTER_ADDR": self.config.master_addr,
-            "START_TIMEOUT_S": "20",
-            "DEVICE": "cpu",
-        }
-        return subprocess.Popen(
-            [sys.executable, "-m", "train.distributed.rendezvous", *words],
-            env=environment | changes,
-            cwd=ROOT,
-            text=True,
-            stdout=subprocess.PIPE,
-        )
+    def meet(self, rank, **changes):
+        """Come to the roll call, in this thread."""
+        return rendezvous.meet(self.of(rank, **changes), 1, lambda: rank in self.stopped)
+
+    def start(self, rank, **changes):
+        """Come to the roll call, in a thread."""
+        return self.threads.submit(self.meet, rank, **changes)
 
     def wait_for(self, phase):
         deadline = time.monotonic() + 60
@@ -87,57 +74,53 @@ class Nodes:
 
 
 @pytest.fixture
-def nodes(tmp_path, caplog, monkeypatch):
-    caplog.set_level(logging.INFO)
+def nodes(tmp_path, monkeypatch):
     monkeypatch.setattr(rendezvous, "BEAT_S", 0.05)
     monkeypatch.setattr(rendezvous, "LINGER_S", 1.0)
-    nodes = Nodes(tmp_path, free_ports(2))
-    with nodes.stack:
-        yield nodes
-
-
-def ended(process):
-    text = process.communicate(timeout=60)[0]
-    return process.returncode, text
+    monkeypatch.delenv("K8S_NODE", raising=False)
+    with ThreadPoolExecutor() as threads:
+        nodes = Nodes(tmp_path, free_ports(2), threads)
+        with nodes.stack:
+            yield nodes
 
 
 @pytest.mark.fault(36)
-def test_three_nodes_meet_and_their_status_tells_who_is_missing(nodes):
+def test_three_nodes_meet_and_their_status_tells_who_is_missing(nodes, capfd):
     nodes.paths.status.write_text(json.dumps({"phase": "crashed", "step": 7, "loss": 2.5}))
     nodes.serve()
-    waiting = [nodes.command(rank, "meet", "1") for rank in (2, 0)]
+    waiting = [nodes.start(rank) for rank in (2, 0)]
     nodes.wait_for("waiting for peers 2/3")
     state = status.read(nodes.paths.status)
     assert (state["step"], state["loss"], state["missing"]) == (7, 2.5, [1])
-    waiting.append(nodes.command(1, "meet", "1"))
-    codes, texts = zip(*map(ended, waiting), strict=True)
-    assert codes == (0, 0, 0)
-    assert "; missing: 1; they are to reach 127.0.0.1:" in texts[1]
+    waiting.append(nodes.start(1))
+    assert [node.result(30) for node in waiting] == [Verdict(0)] * 3
+    out = capfd.readouterr().out
+    assert "; missing: 1; they are to reach 127.0.0.1:" in out
+    assert out.count("roll call: all nodes have joined") == 3
 
 
 @pytest.mark.fault(36)
-def test_nodes_without_their_first_give_up_and_say_what_to_look_at(nodes, caplog):
-    code, why = rendezvous.meet(nodes.of(1, start_timeout_s=1), 1)
+def test_nodes_without_their_first_give_up_and_say_what_to_look_at(nodes, capfd):
+    code, why = nodes.meet(1, start_timeout_s=1)
     assert code == 69
     assert "node 0 was not reached in 1 s: 127.0.0.1:" in why
     assert "refuses connections: nothing is started there yet" in why
-    assert caplog.text.count("refuses connections") == 1  # said once, tried several times
+    said = capfd.readouterr().out
+    assert said.count("refuses connections") == 2  # once for several tries, and at the end
 
 
 @pytest.mark.fault(36)
 def test_while_node_0_calls_the_roll_its_patience_counts_and_no_longer(nodes, monkeypatch):
     monkeypatch.setattr(rendezvous, "GONE_S", 0.5)
     nodes.serve()
-    with ThreadPoolExecutor() as threads:
-        second = threads.submit(rendezvous.meet, nodes.of(1, start_timeout_s=1), 1)
-        assert "node 0 is still busy" in second.result(30).why  # nobody calls it
-        first = threads.submit(rendezvous.meet, nodes.of(0), 1)
-        nodes.wait_for("waiting for peers 1/3")
-        second = threads.submit(rendezvous.meet, nodes.of(1, start_timeout_s=1), 1)
-        time.sleep(2)
-        assert not second.done()
-        third = threads.submit(rendezvous.meet, nodes.of(2), 1)
-        assert [node.result(30).code for node in (first, second, third)] == [0, 0, 0]
+    assert "node 0 is still busy" in nodes.meet(1, start_timeout_s=1).why  # nobody calls it
+    first = nodes.start(0)
+    nodes.wait_for("waiting for peers 1/3")
+    second = nodes.start(1, start_timeout_s=1)
+    time.sleep(2)
+    assert not second.done()
+    third = nodes.start(2)
+    assert [node.result(30).code for node in (first, second, third)] == [0, 0, 0]
 
 
 @pytest.mark.fault(36)
@@ -152,30 +135,27 @@ def test_a_taken_port_is_named_with_one_that_is_free(nodes):
 @pytest.mark.parametrize("stopped", [0, 2])
 def test_a_node_that_is_told_to_stop_while_it_waits_takes_the_others_along(nodes, stopped):
     nodes.serve()
-    waiting = {rank: nodes.command(rank, "meet", "1") for rank in (0, 2)}
+    waiting = [nodes.start(rank) for rank in (0, 2)]
     nodes.wait_for("waiting for peers 2/3")
-    waiting[stopped].send_signal(signal.SIGTERM)
-    for process in waiting.values():
-        code, text = ended(process)
-        assert code == 143
-        assert text.endswith(f"node {stopped} ({HOST}) was told to stop\n")
+    nodes.stopped.add(stopped)
+    for node in waiting:
+        assert node.result(30) == (143, f"node {stopped} ({HOST}) was told to stop")
     state = status.read(nodes.paths.status)
     assert (state["phase"], state["exit_code"]) == ("stopped", 143)
 
 
 @pytest.mark.parametrize("stopped", [0, 2])
-def test_in_pods_the_others_wait_for_a_node_that_was_told_to_stop(nodes, stopped):
+def test_in_pods_the_others_wait_for_a_node_that_was_told_to_stop(nodes, monkeypatch, stopped):
+    monkeypatch.setenv("K8S_NODE", "machine")
     nodes.serve()
-    pods = {rank: nodes.command(rank, "meet", "1", K8S_NODE="machine") for rank in (0, 2)}
+    pods = {rank: nodes.start(rank) for rank in (0, 2)}
     nodes.wait_for("waiting for peers 2/3")
-    pods[stopped].send_signal(signal.SIGTERM)
-    assert ended(pods[stopped])[0] == 143
+    nodes.stopped.add(stopped)
+    assert pods[stopped].result(30).code == 143
+    nodes.stopped.clear()
     for rank in (stopped, 1):
-        pods[rank] = nodes.command(rank, "meet", "1", K8S_NODE="machine")
-    for pod in pods.values():
-        code, text = ended(pod)
-        assert code == 0
-        assert "told to stop" not in text
+        pods[rank] = nodes.start(rank)
+    assert [pod.result(30) for pod in pods.values()] == [Verdict(0)] * 3
 
 
 @pytest.mark.parametrize("ending", [0, 2])
@@ -183,13 +163,10 @@ def test_a_node_that_cannot_go_on_tells_those_that_wait_for_it(nodes, ending):
     """Of node 0 there is no launcher yet when its data cannot be prepared."""
     if ending:
         nodes.serve()
-    waiting = [nodes.command(rank, "meet", "1") for rank in range(3) if rank != ending]
-    last = nodes.command(ending, "over", "78", "DATA=x: no such file")
-    for process in waiting:
-        code, text = ended(process)
-        assert code == 78
-        assert f"node {ending} ({HOST}) has ended with exit code 78: DATA=x: no such file" in text
-    assert ended(last)[0] == 0
+    waiting = [nodes.start(rank) for rank in range(3) if rank != ending]
+    rendezvous.over(nodes.of(ending), 78, "DATA=x: no such file")
+    why = f"node {ending} ({HOST}) has ended with exit code 78: DATA=x: no such file"
+    assert [node.result(30) for node in waiting] == [(78, why)] * 2
 
 
 def test_a_launcher_stays_until_all_have_heard_how_it_ends(nodes, monkeypatch):
@@ -198,10 +175,10 @@ def test_a_launcher_stays_until_all_have_heard_how_it_ends(nodes, monkeypatch):
 
     def late():
         time.sleep(1)
-        heard.append([rendezvous.meet(nodes.of(rank), 1).code for rank in (1, 2)])
+        heard.append([nodes.meet(rank).code for rank in (1, 2)])
 
     with rendezvous.registry_of(nodes.config):
-        rendezvous.over(nodes.config, 70)
+        rendezvous.over(nodes.config, 70, "")
         threading.Thread(target=late).start()
     assert heard == [[70, 70]]
 
@@ -219,7 +196,7 @@ def test_a_trainer_that_ended_before_it_said_anything_waits_for_no_peers(
 ):
     monkeypatch.setattr(rendezvous, "LINGER_S", 0.1)
     nodes.paths.status.write_text(json.dumps({"phase": phase, "exit_code": 1, "step": 7}))
-    rendezvous.over(nodes.config, code)
+    rendezvous.over(nodes.config, code, "")
     state = status.read(nodes.paths.status)
     assert (state["phase"], state["exit_code"], state["step"]) == (*after, 7)
 
@@ -228,12 +205,11 @@ def test_a_trainer_that_ended_before_it_said_anything_waits_for_no_peers(
 
 
 @pytest.mark.parametrize("rank", [0, 2])
-def test_a_node_of_a_run_that_is_done_waits_for_nobody(nodes, rank):
+def test_a_node_of_a_run_that_is_done_waits_for_nobody(nodes, capfd, rank):
     nodes.finish()
     before = nodes.paths.status.read_text()
-    code, text = ended(nodes.command(rank, "meet", "1"))
-    assert code == rendezvous.RUN_IS_DONE
-    assert text.startswith("roll call: run run is done: ")
+    assert nodes.meet(rank).code == rendezvous.RUN_IS_DONE
+    assert capfd.readouterr().out.startswith("roll call: run run is done: ")
     assert nodes.paths.status.read_text() == before
 
 
@@ -249,13 +225,13 @@ def test_a_node_of_a_run_that_is_done_waits_for_nobody(nodes, rank):
 def test_a_run_whose_end_is_still_to_be_made_wants_all_nodes(nodes, facts, settings):
     nodes.finish(**facts)
     (nodes.paths.checkpoints / f"step_{nodes.config.last_step:07d}").mkdir(parents=True)
-    assert rendezvous.meet(nodes.of(1, start_timeout_s=0, **settings), 1).code == 69
+    assert nodes.meet(1, start_timeout_s=0, **settings).code == 69
 
 
 def test_nodes_that_do_not_share_the_folder_meet_as_before(nodes):
     nodes.finish()
     nodes.paths.node_log(2).unlink()
-    assert rendezvous.meet(nodes.of(1, start_timeout_s=0), 1).code == 69
+    assert nodes.meet(1, start_timeout_s=0).code == 69
 
 
 # ---- The run's secret
@@ -267,20 +243,17 @@ def test_node_0_makes_a_secret_that_others_read_or_are_told_to_copy(nodes, tmp_p
     path = run_secret.path_of(nodes.config)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     line = path.read_text().strip()
-    apart = nodes.of(2, runs_dir=str(tmp_path / "other"))
-    code, why = rendezvous.meet(apart, 1)
+    apart = {"runs_dir": str(tmp_path / "other")}
+    code, why = nodes.meet(2, **apart)
     assert code == 64
     assert "RUN_SECRET is not set" in why
     assert "copy the line RUN_SECRET=... that node 0 prints into .env" in why
-    code, why = rendezvous.meet(
-        dataclasses.replace(apart, run_secret="of-another-run-than-this"), 1
-    )
+    code, why = nodes.meet(2, **apart, run_secret="of-another-run-than-this")
     assert code == 64
     assert "RUN_SECRET differs from the secret of the run" in why
-    told = dataclasses.replace(apart, run_secret=line.partition("=")[2])
-    with ThreadPoolExecutor() as threads:
-        calls = [threads.submit(rendezvous.meet, c, 1) for c in (nodes.of(0), nodes.of(1), told)]
-        assert [call.result(30) for call in calls] == [Verdict(0)] * 3
+    told = apart | {"run_secret": line.partition("=")[2]}
+    calls = [nodes.start(0), nodes.start(1), nodes.start(2, **told)]
+    assert [call.result(30) for call in calls] == [Verdict(0)] * 3
 
 
 def test_a_terminal_shows_the_secret_and_a_log_where_it_is(nodes, monkeypatch):
