@@ -3,7 +3,6 @@
 tokenizer and shards -> model, spread over processes -> rehearsal of a step -> checkpoint -> record
 """
 
-import dataclasses
 import json
 import logging
 import os
@@ -89,71 +88,58 @@ def process_age_s() -> float:
         return 0.0
 
 
-@dataclasses.dataclass(frozen=True)
 class Attempt:
-    """An attempt at a run, which has begun.
+    """An attempt at a run: what was checked, and what watches it.
 
     Attributes:
-        is_shared: whether all nodes see the run's folder.
         before: config.json of the attempts before it; {} for the first.
         changes: settings that are other than then: name -> [old, new].
         number: of the attempt, from 0.
     """
 
-    config: Config
-    paths: RunPaths
-    world: World
-    interrupt: Interrupt
-    status: Status
-    is_shared: bool
-    stopwatch: Stopwatch
-    before: dict[str, Any]
-    changes: dict[str, list]
-    number: int
-    watch: Watchdog
+    def __init__(
+        self,
+        config: Config,
+        paths: RunPaths,
+        world: World,
+        interrupt: Interrupt,
+        status: Status,
+        is_shared: bool,
+        stopwatch: Stopwatch,
+    ):
+        """Compare with what the run was before, and say how it is stopped and saved.
 
+        Args:
+            is_shared: whether all nodes see the run's folder.
 
-def begin(
-    config: Config,
-    paths: RunPaths,
-    world: World,
-    interrupt: Interrupt,
-    status: Status,
-    is_shared: bool,
-    stopwatch: Stopwatch,
-) -> Attempt:
-    """Compare with what the run was before, and say how it is stopped and saved. Raises SettingsError."""
-    before = from_first(stored_config(paths) if world.is_first else {})
-    changes: dict[str, list] = {}
-    if before:
-        complaints, changes = compare_with_stored(before["settings"], config.values())
-        if complaints:
-            raise SettingsError([f"{complaint} [{paths.config}]" for complaint in complaints])
-    number = len(before.get("attempts", []))
-    say_how_it_is_stopped(config, world, status)
-    say_where_it_is_saved(config, paths, world, is_shared)
-    if world.is_first:
-        for line in watchdog.put_away(paths.hang):
-            log.warning("the attempt before: %s", line)
-    from_first(None)  # the stacks of that attempt are out of the way
-    watch = Watchdog(paths.hang, world.rank, world.host, at_end=lambda: hung(status))
-    watch.expect("opening the data", config.start_timeout_s)
-    set_timeout(COLLECTIVE_S, [])  # from here on the watchdog ends what hangs
-    # From here on the run is touched, and its status says so.
-    status.phase("data", attempt=number)
-    return Attempt(
-        config=config,
-        paths=paths,
-        world=world,
-        interrupt=interrupt,
-        status=status,
-        is_shared=is_shared,
-        stopwatch=stopwatch,
-        before=before,
-        changes=changes,
-        number=number,
-        watch=watch,
-    )
+        Raises SettingsError.
+        """
+        self.config = config
+        self.paths = paths
+        self.world = world
+        self.interrupt = interrupt
+        self.status = status
+        self.is_shared = is_shared
+        self.stopwatch = stopwatch
+        self.before: dict[str, Any] = from_first(stored_config(paths) if world.is_first else {})
+        self.changes: dict[str, list] = {}
+        if self.before:
+            stored = self.before["settings"]
+            complaints, self.changes = compare_with_stored(stored, config.values())
+            if complaints:
+                raise SettingsError([f"{complaint} [{paths.config}]" for complaint in complaints])
+        self.number = len(self.before.get("attempts", []))
+        say_how_it_is_stopped(config, world, status)
+        say_where_it_is_saved(config, paths, world, is_shared)
+        if world.is_first:
+            for line in watchdog.put_away(paths.hang):
+                log.warning("the attempt before: %s", line)
+        from_first(None)  # the stacks of that attempt are out of the way
+        self.watch = Watchdog(paths.hang, world.rank, world.host, at_end=lambda: hung(status))
+        self.watch.expect("opening the data", config.start_timeout_s)
+        set_timeout(COLLECTIVE_S, [])  # from here on the watchdog ends what hangs
+        # From here on the run is touched, and its status says so.
+        status.phase("data", attempt=self.number)
 
 
 def build_job(attempt: Attempt) -> Job:

@@ -66,18 +66,31 @@ class Attempt:
     joined: bool = False
 
 
-@dataclasses.dataclass
 class Launcher:
     """What all attempts share. `environment` is that of the processes it starts."""
 
-    config: Config
-    paths: RunPaths
-    children: Children
-    module: str
-    processes: int
-    environment: dict[str, str]
-    report_file: Path
-    progress_file: Path
+    def __init__(self, config: Config, children: Children, module: str, folder: Path):
+        """folder: for what the trainer tells this process."""
+        self.config = config
+        self.paths = RunPaths.of_node(config, ROOT)
+        self.children = children
+        self.module = module
+        self.report_file = folder / "exit-code"
+        self.progress_file = folder / "progress"
+        self.environment = environment = dict(os.environ)
+        gpus = 0
+        if config.device != "cpu":
+            gpus = count_gpus(environment)
+        self.processes = config.nproc or max(1, gpus)
+        environment[CHOICES] = tune(environment, self.processes, gpus)
+        set_default(environment, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(config.shutdown_timeout_s))
+        if gpus:
+            record_nccl(environment, self.paths)
+        environment["PROGRESS_FILE"] = str(self.progress_file)
+        environment["LAUNCHER_PID"] = str(os.getpid())  # the trainer ends with its parent
+        environment.pop("EXIT_CODE_FILE", None)
+        if config.site_nodes > 1 or self.processes > 1:  # else the trainer's own exit code is seen
+            environment["EXIT_CODE_FILE"] = str(self.report_file)
 
     def run(self) -> int:
         """Start the trainer until it succeeds, or until another attempt cannot help.
@@ -220,32 +233,13 @@ class Launcher:
 
 def launch(config: Config, children: Children, module: str = "train.main") -> int:
     """Start this node's processes, again when they fail. Returns the exit code."""
-    paths = RunPaths.of_node(config, ROOT)
-    environment = dict(os.environ)
-    gpus = 0
-    if config.device != "cpu":
-        gpus = count_gpus(environment)
-    processes = config.nproc or max(1, gpus)
-    environment[CHOICES] = tune(environment, processes, gpus)
-    set_default(environment, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(config.shutdown_timeout_s))
-    if gpus:
-        record_nccl(environment, paths)
     try:
         scratch = tempfile.TemporaryDirectory(prefix="launch.", ignore_cleanup_errors=True)
     except OSError as error:
         complain(f"launch: no temporary files ({error.strerror}). Set TMPDIR to a folder.")
         return BAD_DATA
     with scratch as folder:
-        report_file = Path(folder, "exit-code")
-        progress_file = Path(folder, "progress")
-        environment["PROGRESS_FILE"] = str(progress_file)
-        environment["LAUNCHER_PID"] = str(os.getpid())  # the trainer ends with its parent
-        environment.pop("EXIT_CODE_FILE", None)
-        if config.site_nodes > 1 or processes > 1:  # else the trainer's own exit code is seen
-            environment["EXIT_CODE_FILE"] = str(report_file)
-        launcher = Launcher(
-            config, paths, children, module, processes, environment, report_file, progress_file
-        )
+        launcher = Launcher(config, children, module, Path(folder))
         try:
             with rendezvous.registry_of(config):
                 return launcher.run()

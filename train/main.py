@@ -6,7 +6,6 @@ record/exit_codes.py says what the exit codes mean, and which attempts are tried
 """
 
 import contextlib
-import dataclasses
 import itertools
 import logging
 import os
@@ -30,7 +29,7 @@ from record.trackers.processes import check_trackers
 from settings import ROOT, SettingsError
 from settings.config import Config
 from train import console, loop
-from train.assemble import Attempt, Stopwatch, begin, build_job
+from train.assemble import Attempt, Stopwatch, build_job
 from train.checkpoint.manifest import CheckpointError
 from train.data.manifest import DataError
 from train.data.sources.source import CorpusError
@@ -92,7 +91,6 @@ class Training:
         return build_job(attempt)
 
 
-@dataclasses.dataclass
 class Process:
     """What there is of this process, which however it ends has to say so.
 
@@ -100,10 +98,11 @@ class Process:
         lock: of the run's folder, held until this process is over.
     """
 
-    interrupt: Interrupt
-    lock: TextIO | None = None
-    status: Status | None = None
-    job: Job | None = None
+    def __init__(self) -> None:
+        self.lock: TextIO | None = None
+        self.status: Status | None = None
+        self.job: Job | None = None
+        self.interrupt = Interrupt(self.end_at_once)
 
     def end_at_once(self, code: int, mark: str) -> None:
         """A signal ends this process: before training, or because it did not heed the first one."""
@@ -117,8 +116,7 @@ class Process:
 
 def main(training: Training = Training()) -> int:  # noqa: B008 (it has no state)
     """Run to an exit code. Whatever goes wrong is said in one sentence, and in full where it is a fault of ours."""
-    process = Process(Interrupt())
-    process.interrupt.before_end = process.end_at_once
+    process = Process()
     prepare_process()
     if parent_is_gone():
         return OTHER.code
@@ -159,7 +157,7 @@ def run(process: Process, training: Training) -> int:
     if nothing_left(config, paths, world, training.target):
         return DONE
     process.status = status.of_run(config, paths, world.is_first)
-    attempt = begin(config, paths, world, process.interrupt, process.status, is_shared, stopwatch)
+    attempt = Attempt(config, paths, world, process.interrupt, process.status, is_shared, stopwatch)
     job = process.job = training.build_job(attempt)
     is_done = loop.train(job)
     limit_s = config.start_timeout_s + config.sample_tokens
@@ -212,9 +210,9 @@ def end_attempt(process: Process, code: int, reason: str) -> None:
     report_exit(code, BY_USER if is_by_user else "", reason)
     is_stuck = False
     if job:
-        for hook in job.hooks:
-            hook.close(job, code, is_hurried=has_failed or interrupt.asked is not None)
-        is_stuck = job.saver.busy or any(hook.is_stuck for hook in job.hooks)
+        is_hurried = has_failed or interrupt.asked is not None
+        stuck = [hook.close(job, code, is_hurried) for hook in job.hooks]
+        is_stuck = job.saver.busy or any(stuck)
     interrupt.release()
     if job:
         # To the last: a process group may hang when it is left.

@@ -53,15 +53,15 @@ class Interrupt:
         asked: name of the first signal.
         asked_at: when it came, in monotonic seconds.
         training: whether a checkpoint will follow.
-        before_end: called with exit code and mark before the process ends at once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, before_end: Callable[[int, str], None]) -> None:
+        """before_end: called with exit code and mark before the process ends at once."""
+        self.before_end = before_end
         self.asked: str | None = None
         self.asked_at = 0.0
         self.training = False
         self.is_heard = threading.Event()
-        self.before_end: Callable[[int, str], None] = lambda code, mark: None
         self.numbers = [signal.SIGTERM, signal.SIGINT]
         # A detached run, which ignores it, outlives its terminal.
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:

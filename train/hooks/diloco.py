@@ -49,10 +49,6 @@ class DiLoCo(Hook):
         self.sites_before = 0
         self.kept: tuple[dict[str, Tensor], Mapping[str, Any]] = ({}, {})
 
-    @property
-    def is_stuck(self) -> bool:
-        return self.site is not None and self.site.is_stuck
-
     # ---- Before the first step
 
     def join(self, job: "Job") -> None:
@@ -297,8 +293,10 @@ class DiLoCo(Hook):
         # Until schema 2 they were among what is kept of the data.
         self.missed = list(facts.get("away", manifest["data"].get("away", ())))
 
-    def close(self, job: "Job", code: int, is_hurried: bool) -> None:
+    def close(self, job: "Job", code: int, is_hurried: bool) -> bool:
         if self.desk:
             self.desk.leave(done=code == 0)
-        if self.site:
-            self.site.leave()
+        if self.site is None:
+            return False
+        self.site.leave()
+        return self.site.is_stuck

@@ -21,11 +21,6 @@ class StopTraining(Exception):
 class Hook:
     """Does nothing. A hook overrides what it needs; all ranks call each method together."""
 
-    @property
-    def is_stuck(self) -> bool:
-        """Whether a thread or process of it would keep this process from ending."""
-        return False
-
     def join(self, job: "Job") -> None:
         """Find others that take part. The attempt is not recorded yet, and may still be refused."""
 
@@ -83,5 +78,10 @@ class Hook:
     def at_end(self, job: "Job") -> None:
         """All steps are made and saved."""
 
-    def close(self, job: "Job", code: int, is_hurried: bool) -> None:
-        """The attempt ends with this exit code. Called on whatever ranks still can. is_hurried: do not wait."""
+    def close(self, job: "Job", code: int, is_hurried: bool) -> bool | None:
+        """The attempt ends with this exit code. Called on whatever ranks still can. is_hurried: do not wait.
+
+        Returns:
+            Whether a thread or process of it would still keep this process from ending.
+        """
+        return None

@@ -78,9 +78,10 @@ def until(condition, seconds=10):
 
 
 def test_asked_again_after_a_while_it_says_its_code_and_ends_at_once(handlers, monkeypatch):
-    this, ends = Interrupt(), []
+    ends: list[int | str] = []
+    this = Interrupt(lambda code, mark: ends.append(f"said {code}{mark}"))
     monkeypatch.setattr(os, "_exit", lambda code: ends.append(code))
-    this.training, this.before_end = True, lambda code, mark: ends.append(f"said {code}{mark}")
+    this.training = True
     os.kill(os.getpid(), signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGTERM)  # one Ctrl-C arrives several times
     assert until(lambda: this.asked == "SIGTERM") and this.asked_at > 0
@@ -96,8 +97,8 @@ import datetime, sys, threading
 from torch.distributed import TCPStore
 from train.distributed import signals as interrupt
 interrupt.PATIENCE_S = 0.2
-this = interrupt.Interrupt()
-this.training, this.before_end = sys.argv[1] == "training", lambda code, mark: print(code, mark, flush=True)
+this = interrupt.Interrupt(lambda code, mark: print(code, mark, flush=True))
+this.training = sys.argv[1] == "training"
 store = TCPStore("127.0.0.1", 0, is_master=True)
 threading.Timer(0.5, print, ["waiting"], {"flush": True}).start()  # by when it does
 store.wait(["what never comes"], datetime.timedelta(seconds=60))
