@@ -45,21 +45,26 @@ class Block(nn.Module):
 
 def steps(site: Site, made: int, count: int, wait_s: float) -> dict[str, Any]:
     """Take steps, and say: seconds; those of them that computing takes; what exchanges took, and training waited."""
-    began, outcomes = time.perf_counter(), []
+    began, stall_s = time.perf_counter(), 0.0
+    exchange_s, committed, sites = [], [], []
     for step in range(made, made + count):
         time.sleep(wait_s)
         if site.is_due(step + 1) or site.is_landing(step + 1):
-            outcomes.append(site.exchange(step + 1))
+            counts = site.exchange(step + 1)
+            if counts is not None:  # it has ended
+                stall_s += site.waited_s
+                exchange_s.append(site.seconds)
+                committed.append(counts)
+                sites.append(site.present)
     seconds = time.perf_counter() - began
-    ended = [outcome for outcome in outcomes if outcome.fragment is not None]
     return {
         "seconds": seconds,
         "compute_s": count * wait_s,
-        "stall_s": sum(outcome.stall_s for outcome in ended),
-        "exchange_s": [outcome.seconds for outcome in ended],
+        "stall_s": stall_s,
+        "exchange_s": exchange_s,
         "network_s": site.striped.seconds,
-        "committed": all(outcome.committed for outcome in ended),
-        "sites": [outcome.sites for outcome in ended],
+        "committed": all(committed),
+        "sites": sites,
     }
 
 

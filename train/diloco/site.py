@@ -28,7 +28,7 @@ from train.checkpoint.checkpoint import make_moments, tensor_states
 from train.diloco.allreduce import StripedGloo
 from train.diloco.outer_step import Fragment, divide
 from train.diloco.quorum import Quorums
-from train.diloco.result import APART, Outcome
+from train.diloco.result import APART
 from train.diloco.site_registry import SYNC_STREAMS, own_address
 from train.diloco.weight_server import Transport, finish_on_gpu
 from train.distributed.parallel import local, weights_of
@@ -61,7 +61,11 @@ class Site:
         finished: the step after which nothing was left to exchange; -1 before.
         in_flight: the fragment whose changes travel.
         lands_at: the step at which they have arrived.
+        number: the fragment of the last exchange that ended.
+        missed: the steps that this site took no part in, as (from, to), if the last call of
+            `exchange` found it behind.
         present: sites that took part in the last exchange.
+        seconds, waited_s: what the last exchange took, and what training waited of that.
         digests: of each fragment's common weights.
     """
 
@@ -86,8 +90,11 @@ class Site:
         self.finished = -1
         self.in_flight: Fragment | None = None
         self.lands_at = 0
+        self.number = 0
+        self.missed: tuple[int, int] | None = None
         self.present = config.sites
         self.began = 0.0
+        self.seconds = 0.0
         self.waited_s = 0.0
         self.healed_at: int | None = None  # the step of the site whose weights were taken over
         try:
@@ -197,43 +204,37 @@ class Site:
 
     # ---- Exchanging
 
-    def exchange(self, step: int) -> Outcome:
+    def exchange(self, step: int) -> bool | None:
         """End the exchange that is in flight. If none is, begin one, and end it if it has no delay.
 
         step: that the model has made. Raises ToldToStop, with all as it was before the exchange;
         PeersMissing.
+
+        Returns:
+            Whether the exchange counts that has ended now, the same on all ranks; None if none has.
         """
         called = time.perf_counter()
         self.step = step
-        behind = None
+        self.missed = None
         if self.in_flight is None:
             self.began = called
             self.waited_s = 0.0
             self.healed_at = None
-            behind = self.begin()
+            self.missed = self.begin()
             if self.config.sync_delay:
                 self.waited_s += time.perf_counter() - called
-                return Outcome(behind, outer=self.exchanges, sites=self.present)
+                return None
         assert self.in_flight
-        number = self.fragments.index(self.in_flight)
+        self.number = self.fragments.index(self.in_flight)
         is_committed = self.in_flight.receive(self.manager)
         self.in_flight = None
         self.exchanges += is_committed
         self.waited_s += time.perf_counter() - called
-        self.digests[number] = self.digest(self.fragments[number])
+        self.digests[self.number] = self.digest(self.fragments[self.number])
         if not is_committed:
             self.striped.abort()  # the others may wait for this site
-        return Outcome(
-            behind=behind,
-            fragment=number,
-            committed=is_committed,
-            outer=self.exchanges,
-            sites=self.present,
-            seconds=time.perf_counter() - self.began,
-            stall_s=self.waited_s,
-            sent=self.striped.bytes_sent,
-            digest=self.digests[number],
-        )
+        self.seconds = time.perf_counter() - self.began
+        return is_committed
 
     def begin(self) -> tuple[int, int] | None:
         """Find the sites that take part, catch up with them, and send the changes of a fragment.

@@ -14,7 +14,7 @@ from torch import Tensor
 from settings import SettingsError
 from train import timeouts
 from train.diloco import roll_call
-from train.diloco.result import Outcome, RunIsOver, ToldToStop
+from train.diloco.result import RunIsOver, ToldToStop
 from train.diloco.site_registry import Desk
 from train.distributed.world import PeersDiffer, PeersMissing, from_all, from_first, together
 from train.faults import recovery
@@ -154,72 +154,74 @@ class DiLoCo(Hook):
         job.status.beat(step=job.step)
         with job.activity("an exchange between sites", limit_s, phase="exchanging"):
             try:
-                outcome = site.exchange(job.step)
+                counts = site.exchange(job.step)
             except ToldToStop:
                 raise StopTraining from None
             self.is_late = False
-            job.rates.sites = outcome.sites
-            if outcome.behind:
-                self.catch_up(job, outcome, called)
-            if outcome.committed:
-                self.record_exchange(job, outcome)
-            elif outcome.fragment is not None:
-                self.undo(job, outcome)
+            job.rates.sites = site.present
+            if site.missed:
+                self.catch_up(job, *site.missed, called)
+            if counts:
+                self.record_exchange(job)
+            elif counts is not None:
+                self.undo(job)
             if self.desk:
-                state = {"outer": outcome.outer, "common": site.common, "step": job.step}
+                state = {"outer": site.exchanges, "common": site.common, "step": job.step}
                 self.desk.said |= state
         self.stall_s += time.perf_counter() - called
 
-    def record_exchange(self, job: "Job", outcome: Outcome) -> None:
+    def record_exchange(self, job: "Job") -> None:
         """Record an exchange that counts."""
-        assert self.site
+        site = self.site
+        assert site
+        digest = site.digests[site.number]
+        sent = site.striped.bytes_sent
         job.recorder.event(
             "sync",
             job.step,
             job.tokens,
             replica=job.config.site_rank,
-            outer_step=outcome.outer,
-            fragment=outcome.fragment,
-            sites=outcome.sites,
+            outer_step=site.exchanges,
+            fragment=site.number,
+            sites=site.present,
             committed=True,
-            seconds=outcome.seconds,
-            stall_s=outcome.stall_s,
-            bytes=outcome.sent,
-            hash=outcome.digest,
+            seconds=site.seconds,
+            stall_s=site.waited_s,
+            bytes=sent,
+            hash=digest,
         )
-        job.guard.exchanged(self.site.turn)
-        is_news = outcome.sites != self.sites_before
-        self.sites_before = outcome.sites
-        if not is_news and outcome.outer % 10:
+        job.guard.exchanged(site.turn)
+        is_news = site.present != self.sites_before
+        self.sites_before = site.present
+        if not is_news and site.exchanges % 10:
             return
-        away = ", ".join(map(str, self.site.away))
+        away = ", ".join(map(str, site.away))
         missing = f" (away: {away})" if away else ""
         job.recorder.say(
-            f"exchange {outcome.outer} after step {job.step}: {outcome.sites} of {job.config.sites} "
-            f"sites{missing}, {outcome.sent / 1e6:.1f} MB in {outcome.seconds:.2f} s, of which "
-            f"training waited {outcome.stall_s:.2f} s; hash {outcome.digest}"
+            f"exchange {site.exchanges} after step {job.step}: {site.present} of "
+            f"{job.config.sites} sites{missing}, {sent / 1e6:.1f} MB in {site.seconds:.2f} s, of which "
+            f"training waited {site.waited_s:.2f} s; hash {digest}"
         )
 
-    def undo(self, job: "Job", outcome: Outcome) -> None:
+    def undo(self, job: "Job") -> None:
         """Go on from the exchange before one that failed. The site has dropped its steps since."""
         assert self.site
         failed = [reason for reason in from_all(self.site.striped.failed) if reason]
         if failed:
             reason = str(failed[0]).splitlines()[0]
-        elif outcome.sites < job.config.min_sites:
-            reason = f"{outcome.sites} sites, and MIN_SITES={job.config.min_sites}"
+        elif self.site.present < job.config.min_sites:
+            reason = f"{self.site.present} sites, and MIN_SITES={job.config.min_sites}"
         else:
             reason = "another process of this site failed"
         reason = f"the exchange after step {job.step} failed ({reason})"
-        self.back_to_common(job, reason, time.perf_counter(), outcome.stall_s)
+        self.back_to_common(job, reason, time.perf_counter(), self.site.waited_s)
 
-    def catch_up(self, job: "Job", outcome: Outcome, began: float) -> None:
+    def catch_up(self, job: "Job", here: int, there: int, began: float) -> None:
         """Go on with the weights and from the step of a site that this one was behind.
 
         began: time.perf_counter() when it began to ask.
         """
-        assert outcome.behind and self.site
-        here, there = outcome.behind
+        assert self.site
         if there < here:
             reason = "this site trained apart from the others and now has their weights"
             self.back_to(job, there, reason, began)
@@ -234,7 +236,7 @@ class DiLoCo(Hook):
         job.recorder.event("gap", job.step, job.tokens, **facts)
         job.recorder.say(
             f"this site was away at step {here}. It continues after step {there} with the weights "
-            f"of the others ({outcome.sites} of {job.config.sites} sites are there)"
+            f"of the others ({self.site.present} of {job.config.sites} sites are there)"
         )
 
     # ---- Going back, saving, leaving

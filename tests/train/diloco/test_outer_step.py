@@ -137,8 +137,7 @@ def test_a_quorum_that_brings_other_weights_moves_the_count(tiny):
         behind.manager.count = 1
 
     behind.manager.start_quorum = heal
-    outcome = behind.exchange(2)
-    assert outcome.behind == (2, 4) and outcome.fragment == 1
+    assert behind.exchange(2) and behind.missed == (2, 4) and behind.number == 1
     assert (behind.exchanges, behind.common_step) == (2, 8)
 
 
