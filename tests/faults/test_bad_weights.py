@@ -40,10 +40,9 @@ def test_weights_that_are_nan_are_those_of_the_last_checkpoint_again(tmp_path, d
     assert "python-stdlib:epoch 0:train_0000" in out
     assert "went back to step_0000004" in out
     run = tmp_path / "run"
-    fault = events(run, "nonfinite")[0]
+    fault = events(run, "skip")[0]
     assert fault["step"] == 7
     assert fault["loss"] is None
-    assert fault["samples"] == list(range(96, 112))
     assert [r["samples"] for r in events(run, "skip")] == [[96, 111], [112, 127], [128, 143]]
     (back,) = events(run, "rollback")
     # Steps 5 and 6, and the three that were skipped.

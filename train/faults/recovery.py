@@ -143,10 +143,6 @@ def skip_step(job: "Job", batch: Batch, numbers: StepNumbers, seconds: float) ->
     names = job.loader.names(numbers.samples) if job.world.is_first else []
     facts: dict[str, Any] = {"loss": numbers.loss, "grad_norm": numbers.grad_norm}
     first, last = min(numbers.samples), max(numbers.samples)
-    if numbers.refused == "nonfinite":
-        job.recorder.event(
-            "nonfinite", step, job.tokens, samples=list(numbers.samples), names=names, **facts
-        )
     suspects = []
     if not config.lora_dropout:  # else another mask gives another loss
         with job.activity("computing a refused step again", config.start_timeout_s):
@@ -159,7 +155,7 @@ def skip_step(job: "Job", batch: Batch, numbers: StepNumbers, seconds: float) ->
         job.tokens,
         reason=numbers.refused,
         samples=[first, last],
-        names=names[:16],
+        names=names if numbers.refused == "nonfinite" else names[:16],
         documents=documents_of(job, numbers.samples),
         step_ms=1000 * seconds,
         **facts,
