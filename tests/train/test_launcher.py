@@ -129,37 +129,36 @@ def test_all_visible_gpus_get_a_process_each(config, monkeypatch):
 # ---- Exit codes
 
 
-@pytest.mark.parametrize("code", [0, 64, 70, 75, 78])
-@pytest.mark.parametrize("nproc", [1, 2])
-def test_what_another_start_cannot_help_is_returned_at_once(config, tmp_path, nproc, code):
-    play = Play(str(code) if nproc == 1 or code == 0 else f"r{code}:1")
-    assert launcher.launch(replace(config, nproc=nproc), play) == code
-    assert play.starts == 1 and not list(tmp_path.glob("launch.*"))
+ONCE = {"max_restarts": 0}
 
 
 @pytest.mark.parametrize(
-    ("script", "code"),
+    ("changes", "script", "code", "starts"),
     [
-        ("r78:1", 78),
-        ("r75:0", 75),
-        ("r75?:1", 1),
-        ("1", 1),
-        ("137", 137),
-        ("r1:137", 137),
-        ("r78:137", 78),
+        # Another start cannot help.
+        *[({"nproc": 1}, str(code), code, 1) for code in (0, 64, 70, 75, 78)],
+        *[({}, f"r{code}:1", code, 1) for code in (64, 70, 75, 78)],
+        # What the trainer reports beats the code of torchrun.
+        ({}, "r75:0", 75, 1),
+        (ONCE, "r75?:1", 1, 1),
+        (ONCE, "1", 1, 1),
+        (ONCE, "137", 137, 1),
+        (ONCE, "r1:137", 137, 1),
+        (ONCE, "r78:137", 78, 1),
+        # It was asked to stop.
+        ({}, "stop:r75:1", 75, 1),
+        ({}, "stop:r75?:1", 75, 1),
+        ({}, "stop:1", 143, 1),
+        ({}, "r75!:1", 75, 1),
+        ({}, "130", 143, 1),
+        # An older checkpoint is no progress.
+        ({}, "s10:1 s8:1 s9:1 s10:1", 70, 4),
     ],
 )
-def test_the_code_that_the_trainer_reports_beats_that_of_torchrun(config, script, code):
-    assert launcher.launch(replace(config, max_restarts=0), Play(script)) == code
-
-
-@pytest.mark.parametrize(
-    ("script", "code"),
-    [("stop:r75:1", 75), ("stop:r75?:1", 75), ("stop:1", 143), ("r75!:1", 75), ("130", 143)],
-)
-def test_who_is_asked_to_stop_starts_nothing_again(config, script, code):
+def test_how_attempts_end_and_how_many_there_are(config, tmp_path, changes, script, code, starts):
     play = Play(script)
-    assert launcher.launch(config, play) == code and play.starts == 1
+    assert launcher.launch(replace(config, **changes), play) == code
+    assert play.starts == starts and not list(tmp_path.glob("launch.*"))
 
 
 def test_a_stop_in_a_pause_is_heard(config):
@@ -210,11 +209,6 @@ def test_only_attempts_without_a_new_checkpoint_count(config, capfd, tmp_path):
     assert f"{tmp_path}/x/logs/" in err
 
 
-def test_an_older_checkpoint_is_no_progress(config):
-    play = Play("s10:1 s8:1 s9:1 s10:1")
-    assert launcher.launch(config, play) == 70 and play.starts == 4
-
-
 def test_pauses_grow_up_to_half_a_minute(config):
     play = Play("1")
     assert launcher.launch(replace(config, max_restarts=7), play) == 70
@@ -249,9 +243,40 @@ def test_the_answer_of_the_roll_call_is_final(config, monkeypatch, told, pod, an
     assert play.starts == 0 and told == []
 
 
-def test_a_node_that_ends_for_good_tells_the_others_why(config, told, roll_calls):
-    assert launcher.launch(replace(config, **NODES), Play("r78:1")) == 78
-    assert told == [(78, "no shard")]
+FIRST_STOPPED = "r75:1 s5:r75:1 r75:1 r75:1 0"
+
+
+@pytest.mark.parametrize(
+    ("pod", "restarts", "script", "code", "starts", "words"),
+    [
+        (False, 3, "r78:1", 78, 1, [(78, "no shard")]),
+        # A peer that was stopped ends a node that is no pod. A pod waits for it, which is no failure.
+        (False, 3, "r75:1 0", 75, 1, [(75, "no shard")]),
+        (True, 0, FIRST_STOPPED, 0, 5, []),
+        (True, 2, "r75:1 1 r75:1 1 1", 70, 5, [(70, "")]),
+        # A pod that is stopped itself takes no time to tell the others. `make stop` on a node, by
+        # SIGINT to the trainer alone, is about that node.
+        (True, 3, "stop:r75:1", 75, 1, []),
+        (True, 3, "r75!:1", 75, 1, []),
+    ],
+)
+def test_how_one_of_several_nodes_ends_and_what_the_others_are_told(
+    config, monkeypatch, told, roll_calls, capfd, pod, restarts, script, code, starts, words
+):
+    if pod:
+        is_pod(monkeypatch)
+    play = Play(script)
+    assert launcher.launch(replace(config, **NODES, max_restarts=restarts), play) == code
+    assert (play.starts, told) == (starts, words)
+    if script == FIRST_STOPPED:
+        waits = "Another node was asked to stop; waiting for it to come back"
+        assert play.pauses == [1] * 4 and capfd.readouterr().out.count(waits) == 4
+
+
+def test_a_peer_that_stops_ends_a_pod_of_one_node(config, monkeypatch):
+    is_pod(monkeypatch)
+    play = Play("r75:1 0")
+    assert launcher.launch(config, play) == 75 and play.starts == 1
 
 
 def test_a_node_that_is_stopped_as_all_are_about_to_start_tells_the_others(
@@ -261,45 +286,6 @@ def test_a_node_that_is_stopped_as_all_are_about_to_start_tells_the_others(
     play.stop_requested = True
     assert launcher.launch(replace(config, **NODES), play) == 143
     assert play.starts == 0 and told == [(143, "")]
-
-
-def test_a_pod_waits_for_a_peer_that_was_stopped_and_that_is_no_failure(
-    config, monkeypatch, told, roll_calls, capfd
-):
-    is_pod(monkeypatch)
-    play = Play("r75:1 s5:r75:1 r75:1 r75:1 0")
-    assert launcher.launch(replace(config, **NODES, max_restarts=0), play) == 0
-    assert play.starts == 5 and play.pauses == [1] * 4 and told == []
-    waits = "Another node was asked to stop; waiting for it to come back"
-    assert capfd.readouterr().out.count(waits) == 4
-
-
-def test_failures_between_such_stops_still_count(config, monkeypatch, told, roll_calls):
-    is_pod(monkeypatch)
-    play = Play("r75:1 1 r75:1 1 1")
-    assert launcher.launch(replace(config, **NODES, max_restarts=2), play) == 70
-    assert play.starts == 5 and told == [(70, "")]
-
-
-@pytest.mark.parametrize(("nodes", "pod"), [(NODES, False), ({}, True)])
-def test_a_peer_that_stops_ends_a_node_that_is_no_pod(
-    config, monkeypatch, told, roll_calls, nodes, pod
-):
-    if pod:
-        is_pod(monkeypatch)
-    play = Play("r75:1 0")
-    assert launcher.launch(replace(config, **nodes), play) == 75 and play.starts == 1
-
-
-@pytest.mark.parametrize("script", ["stop:r75:1", "r75!:1"])
-def test_a_pod_that_is_stopped_itself_takes_no_time_to_tell_the_others(
-    config, monkeypatch, told, roll_calls, script
-):
-    """`make stop` on a node, by SIGINT to the trainer alone, is about that node."""
-    is_pod(monkeypatch)
-    play = Play(script)
-    assert launcher.launch(replace(config, **NODES), play) == 75
-    assert play.starts == 1 and told == []
 
 
 # ---- As a program
