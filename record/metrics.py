@@ -3,7 +3,7 @@
     {"schema": 1, "event": "step", "time": ..., "mono_s": ..., "host": ..., "attempt": 0, "step": 1200, ...}
 
 One JSON object per line. Values are raw; smoothing is for plots. What cannot be known is null. JSON has no NaN: a value
-that is not finite is written as null and named in a `nonfinite` event. New optional keys do not change `schema`, and
+that is not finite is written as null. New optional keys do not change `schema`, and
 readers keep keys that they do not know. After a resume the steps past the checkpoint are written again, so the last
 record of a step counts. Standard library only.
 
@@ -29,7 +29,6 @@ Keys of every record: `time` (Unix seconds), `mono_s` (the monotonic clock of th
                     (sample, source, shard; file, row from 1 and hash if the shard has an index; text: the first 200
                     characters, with escapes), suspects: ranks that came to
                     another loss (summed, nats) when it was computed again: rank, host, loss, again
-    nonfinite       as the skip that follows it
     rollback        step: to which the run goes back, from: where it was, passed_over: sequences that are left out from
                     here on, documents: the first of these, seconds: until training went on, stall_s: waited before for
                     a synchronization that failed
