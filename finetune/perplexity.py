@@ -65,18 +65,16 @@ class Evaluator:
             sums += torch.stack([nats.double(), scored.double()])
             return ""
 
-        minutes = f"EVAL_MINUTES={self.config.eval_minutes:g}"
         model.eval()  # nothing is left out
         try:
             values = add_up(
                 model,
+                self.config,
                 self.world,
                 self.read_batches(),
                 score,
                 2,
-                too_long=f"it took longer than {minutes}. Raise EVAL_MINUTES, or MICRO_BATCH_SIZE "
-                "if memory allows.",
-                micro_batch=self.config.micro_batch(self.world.size),
+                advice="raise EVAL_MINUTES, or MICRO_BATCH_SIZE if memory allows",
                 **limits,
             )
         finally:

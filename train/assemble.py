@@ -151,7 +151,7 @@ def build_job(attempt: Attempt) -> Job:
     core = None
     if config.core_every:
         attempt.watch.expect("fetching the CORE bundle", 4 * config.start_timeout_s)
-        core = open_core(config, data.vocabulary, world, keep=True)
+        core = open_core(config, data.vocabulary, world)
     # Later the run's own checkpoints have the weights, and the folder may be gone.
     init_from = config.init_from if from_first(not find.committed(paths.checkpoints)) else ""
     attempt.status.phase("model")

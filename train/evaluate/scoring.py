@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from hardware.out_of_memory import is_out_of_memory
+from settings.config import Config
 from train.distributed.parallel import waits_in_forward
 from train.distributed.world import World, from_all, sum_over_ranks
 
@@ -33,13 +34,13 @@ class OutOfTime(BaseException):
 @torch.no_grad()
 def add_up(
     model: nn.Module,
+    config: Config,
     world: World,
     batches: Iterator[Any],
     score: Callable[[Any, Tensor], str],
     width: int,
     *,
-    too_long: str,
-    micro_batch: int,
+    advice: str,
     interrupted: Callable[[], bool] = lambda: False,
     limit_s: float = math.inf,
     progress: Callable[[str], None] = lambda what: None,
@@ -52,8 +53,7 @@ def add_up(
         score: adds what it finds in a batch to the sums (float64, on the device). Returns what is
             wrong with it, or "".
         width: how many sums there are.
-        too_long: what to say if it took longer than limit_s.
-        micro_batch: rows of a batch, for what to say if they do not fit into memory.
+        advice: what to do if it took longer than limit_s.
         interrupted: whether this rank was told to stop.
         limit_s: seconds for all of it.
         progress: called with "batch" at each batch, and with "others" before they are waited for.
@@ -64,6 +64,8 @@ def add_up(
     Raises ScoringFailed, on all ranks, if one failed or needed longer than limit_s.
     """
     waits = waits_in_forward(model)
+    too_long = f"it took longer than EVAL_MINUTES={config.eval_minutes:g}; {advice}"
+    micro_batch = config.micro_batch(world.size)
     sums = torch.zeros(width, dtype=torch.float64, device=world.device)
     deadline = time.monotonic() + limit_s
     is_interrupted = False

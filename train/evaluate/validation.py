@@ -150,15 +150,14 @@ class Evaluator:
             sums[place : place + 3] += self.score(model, tokens, targets)
             return ""
 
-        minutes = f"EVAL_MINUTES={self.config.eval_minutes:g}"
         values = add_up(
             model,
+            self.config,
             self.world,
             self.read_batches(full, as_many=waits_in_forward(model)),
             score,
             3 * len(names),
-            too_long=f"it took longer than {minutes}; lower EVAL_TOKENS",
-            micro_batch=self.config.micro_batch(self.world.size),
+            advice="lower EVAL_TOKENS",
             **limits,
         )
         if values is None:

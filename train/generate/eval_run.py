@@ -251,7 +251,8 @@ def measure(core: Core, trained: Trained) -> dict[str, Any]:
     """Measure CORE and print it as a table. Raises ScoringFailed."""
     began = time.perf_counter()
     bundle = core.bundle
-    questions = f"at most {core.examples} questions" if core.examples else "all questions"
+    most = trained.config.eval_examples
+    questions = f"at most {most} questions" if most else "all questions"
     log.info("\nCORE: %s of each of %d tasks", questions, len(bundle.tasks))
     numbers = {task.label: number for number, task in enumerate(bundle.tasks, 1)}
 
@@ -267,12 +268,8 @@ def measure(core: Core, trained: Trained) -> dict[str, Any]:
     for line in format_table(result, others):
         log.info("%s", line)
     log.info("%s", result.describe())
-    if core.examples:
-        log.info(
-            "These are at most %d questions of each task, always the same. EVAL_EXAMPLES=0 asks all, "
-            "as for GPT-2's figures.",
-            core.examples,
-        )
+    if most:
+        log.info("EVAL_EXAMPLES=0 asks all questions, as for GPT-2's figures.")
     source = "karpathy/nanochat, dev/estimate_gpt3_core.ipynb"
     if bundle.tables:
         source = "the bundle's tables"
@@ -284,7 +281,7 @@ def measure(core: Core, trained: Trained) -> dict[str, Any]:
             "missing": bundle.missing,
         },
         "seconds": time.perf_counter() - began,
-        "examples": core.examples,
+        "examples": most,
         "lacking": result.lacking,
         "tasks": {label: facts_of(score) for label, score in result.scores.items()},
         "gpt2": {"source": source, "centred": others},

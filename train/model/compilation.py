@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hardware.flops import flops_per_token
 from settings import SettingsError
@@ -83,6 +83,13 @@ def find_missing(device: torch.device) -> str:
     except exc.InvalidCxxCompiler:
         return "there is no C++ compiler: install g++"
     return ""
+
+
+def as_written(model: nn.Module) -> contextlib.AbstractContextManager[None]:
+    """Run a model as it is written inside, also if it was compiled: each length would need a graph of its own."""
+    if getattr(model, "compiled", False):  # setting the stance imports the compiler
+        return torch.compiler.set_stance("force_eager")
+    return contextlib.nullcontext()
 
 
 def compile_model(model: Transformer, named: bool = False) -> None:

@@ -11,7 +11,6 @@ equally likely. A model that was compiled is run as it is written: text of each 
 graph of its own.
 """
 
-import contextlib
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Sequence
 
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from train.data.tokenizer import Vocabulary
 from train.distributed.parallel import waits_in_forward
+from train.model.compilation import as_written
 from train.model.kv_cache import KVCache
 from train.model.model import Transformer
 
@@ -83,10 +83,7 @@ def forward(model: Transformer, tokens: Tensor, cache: KVCache) -> Tensor:
     """Return (B, V) logits after (B, T) more tokens, without gradients and without compiling."""
     # FSDP2 gathers weights that are trained later, which inference mode would not allow.
     without_gradients = torch.no_grad if waits_in_forward(model) else torch.inference_mode
-    as_written: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-    if model.compiled:  # setting the stance imports the compiler
-        as_written = torch.compiler.set_stance("force_eager")
-    with without_gradients(), as_written:
+    with without_gradients(), as_written(model):
         logits: Tensor = model(tokens, cache=cache)
     return logits
 

@@ -10,6 +10,7 @@ last token of the trunk predicts the first one of each branch.
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 PADDING = -1  # the branch of positions that hold nothing
+ROUND = 64  # row lengths are multiples of it, so that few shapes occur
 
 Row = tuple[Sequence[int], Sequence[Sequence[int]]]  # a trunk and its branches
 
@@ -50,12 +52,13 @@ class Branches:
         return Branches(*(part.to(device) for part in parts))
 
 
-def laid_out(rows: Sequence[Row], length: int) -> tuple[Tensor, Branches]:
-    """Lay rows of (trunk, branches) out in tokens (B, length) int64, all tokens of branches scored.
+def lay_out(rows: Sequence[Row]) -> tuple[Tensor, Branches]:
+    """Lay rows of (trunk, branches) out in tokens (B, T) int64, all tokens of branches scored.
 
-    Scores come row by row, branch by branch. Raises ValueError for a row that is longer than length,
-    or has an empty trunk.
+    Scores come row by row, branch by branch. T is a multiple of ROUND. No trunk is empty.
     """
+    longest = max(len(trunk) + sum(map(len, branches)) for trunk, branches in rows)
+    length = math.ceil(longest / ROUND) * ROUND
     tokens = np.zeros((len(rows), length), dtype=np.int64)
     positions = np.zeros_like(tokens)
     branch = np.full_like(tokens, PADDING)
@@ -63,12 +66,6 @@ def laid_out(rows: Sequence[Row], length: int) -> tuple[Tensor, Branches]:
     answers: list[int] = []
     for row, (trunk, branches) in enumerate(rows):
         begin = len(trunk)
-        size = sum(map(len, branches))
-        if begin == 0 or begin + size > length:
-            raise ValueError(
-                f"row {row} has {begin} tokens of trunk and {size} of branches; "
-                f"it must have a trunk, and at most {length} in all"
-            )
         tokens[row, :begin] = trunk
         positions[row, :begin] = np.arange(begin)
         branch[row, :begin] = 0

@@ -31,7 +31,7 @@ def model_of(c: Config, world: World) -> torch.nn.Module:
 
 
 def found(c: Config, folder: Path, world: World, model: torch.nn.Module) -> dict[str, list[int]]:
-    core = Core(c, Bundle(folder), prepare.vocabulary(c), world, 0)
+    core = Core(c, Bundle(folder), prepare.vocabulary(c), world)
     return {
         label: list(dataclasses.astuple(counts)) for label, counts in (core(model) or {}).items()
     }
@@ -64,10 +64,10 @@ def score_with_a_fault(c: Config, folder: Path, world: World) -> None:
     scoring.sum_over_ranks = counted
     counts = found(c, folder, world, model)
     once = sums
-    interrupted = Core(c, Bundle(folder), prepare.vocabulary(c), world, 0)(
+    interrupted = Core(c, Bundle(folder), prepare.vocabulary(c), world)(
         model, interrupted=lambda: world.rank == 1
     )
-    damaged = Core(c, Bundle(folder), prepare.vocabulary(c), world, 0)
+    damaged = Core(c, Bundle(folder), prepare.vocabulary(c), world)
     if world.rank == 1:  # of this rank only
         damaged.bundle.digests["eval_data/" + TASKS["piqa"][0]] = "another"
     try:

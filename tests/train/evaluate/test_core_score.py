@@ -18,7 +18,7 @@ from train.distributed.world import World
 from train.evaluate.core.bundle import Bundle
 from train.evaluate.core.metric import Counts
 from train.evaluate.core.prompts import Choice, Question, questions
-from train.evaluate.core.score import ChoiceScore, Core, Row, build_rows, is_right, score_choices
+from train.evaluate.core.score import ChoiceScore, Core, build_rows, is_right, score_choices
 from train.evaluate.core.tasks import Task
 from train.evaluate.scoring import ScoringFailed
 from train.model.model import Transformer, build
@@ -45,6 +45,7 @@ def parts(tiny: Config, data: dict[str, str], bundle: Bundle) -> Parts:
         seq_len=96,
         mlp_dim=None,
         batch_tokens=960,
+        eval_examples=0,
     ).derived()
     model = build(c, CPU)
     with torch.no_grad():
@@ -99,7 +100,7 @@ def test_log_likelihoods_are_those_of_hugging_face(parts: Parts, label: str) -> 
     if label == "piqa":  # two shots: some are longer than the context
         assert 0 < sum(question.cropped for question in found) < len(found)
         assert any(len({choice.cut for choice in question.choices}) > 1 for question in found)
-    assert Core(c, parts[3], parts[2], ALONE, 0)(model)[label].right == right
+    assert Core(c, parts[3], parts[2], ALONE)(model)[label].right == right
 
 
 def test_what_is_greedily_decoded_counts_as_right(parts: Parts) -> None:
@@ -121,25 +122,14 @@ def ids(tokens: list[int]) -> array:
     return array("i", tokens)
 
 
-def shown(row: Row) -> list[tuple[int, int, list[int], int]]:
-    return [
-        (branch.question, branch.choice, list(branch.tokens), branch.scored)
-        for branch in row.branches
-    ]
-
-
 def test_what_choices_begin_with_is_read_once() -> None:
     same = Question(0, tuple(Choice(ids(one), 3) for one in ([0, 1, 2, 3], [0, 1, 2, 4, 5])), 0)
-    (row,) = build_rows(7, same)
-    assert list(row.trunk) == [0, 1, 2]
-    assert shown(row) == [(7, 0, [3], 1), (7, 1, [4, 5], 2)]
+    assert list(build_rows(7, same)) == [(7, [0, 1], 3)]
+    # The contexts' own ends are read in each branch, and not scored.
     schema = Question(0, (Choice(ids([0, 1, 8, 9]), 3), Choice(ids([0, 1, 7, 7, 9]), 4)), 0)
-    (row,) = build_rows(0, schema)  # the contexts' own ends are read in each branch, and not scored
-    assert list(row.trunk) == [0, 1]
-    assert shown(row) == [(0, 0, [8, 9], 1), (0, 1, [7, 7, 9], 1)]
+    assert list(build_rows(0, schema)) == [(0, [0, 1], 2)]
     cut = Question(0, (Choice(ids([2, 3, 4]), 2, 1), Choice(ids([3, 4, 5]), 1, 2)), 0)
-    rows = [(list(row.trunk), shown(row)) for row in build_rows(0, cut)]
-    assert rows == [([2, 3], [(0, 0, [4], 1)]), ([3], [(0, 1, [4, 5], 2)])]
+    assert list(build_rows(0, cut)) == [(0, [0], 2), (0, [1], 1)]
 
 
 def test_the_lowest_mean_wins_and_of_equal_ones_the_first() -> None:
@@ -154,7 +144,7 @@ def test_the_lowest_mean_wins_and_of_equal_ones_the_first() -> None:
 
 def test_counts_do_not_depend_on_ranks_and_batches(parts: Parts) -> None:
     c, model, v, bundle = parts
-    whole = Core(c, bundle, v, ALONE, 0)(model)
+    whole = Core(c, bundle, v, ALONE)(model)
     assert [counts.asked for counts in whole.values()] == [12, 12, 12, 12]
     assert 0 < sum(counts.right for counts in whole.values()) < 48
     for size in (1, 5):
@@ -164,7 +154,6 @@ def test_counts_do_not_depend_on_ranks_and_batches(parts: Parts) -> None:
                 bundle,
                 v,
                 dataclasses.replace(ALONE, rank=rank, size=3),
-                0,
             )(model)
             for rank in range(3)
         ]
@@ -184,7 +173,7 @@ def test_counts_do_not_depend_on_ranks_and_batches(parts: Parts) -> None:
 
 def test_a_part_is_asked_as_it_is_in_the_whole_and_kept_for_the_next_time(parts: Parts) -> None:
     c, model, v, bundle = parts
-    core = Core(c, bundle, v, ALONE, 5, keep=True)
+    core = Core(c.replace(eval_examples=5), bundle, v, ALONE)
     first, (_, held) = core(model), core.kept["piqa"]
     assert [counts.asked for counts in first.values()] == [5, 5, 5, 5]
     assert core(model) == first and core.kept["piqa"][1] is held
@@ -194,7 +183,7 @@ def test_a_part_is_asked_as_it_is_in_the_whole_and_kept_for_the_next_time(parts:
 
 def test_an_answer_longer_than_the_context_is_left_out_and_counted(parts: Parts) -> None:
     c, model, v, bundle = parts
-    found = Core(dataclasses.replace(c, seq_len=4), bundle, v, ALONE, 0)(model)
+    found = Core(dataclasses.replace(c, seq_len=4), bundle, v, ALONE)(model)
     assert all(counts.asked + counts.too_long == 12 for counts in found.values())
     assert 0 < found["jeopardy"].too_long < 12
 
@@ -202,8 +191,7 @@ def test_an_answer_longer_than_the_context_is_left_out_and_counted(parts: Parts)
 def test_equal_choices_score_alike_to_the_bit_and_are_read_once(parts: Parts) -> None:
     texts = ([0, 9, 8, 7, 30], [0, 9, 8, 5], [0, 9, 8, 7, 30], [0, 9, 8, 5])
     question = Question(0, tuple(Choice(ids(one), 3) for one in texts), 0)
-    (row,) = build_rows(0, question)
-    assert [list(branch.tokens) for branch in row.branches] == [[7, 30], [5]]
+    assert list(build_rows(0, question)) == [(0, [0, 1], 3)]
     (scores,) = score_choices(parts[1], [question], CPU)
     assert scores[0] == scores[2] != scores[1] == scores[3]
 
@@ -219,7 +207,7 @@ def test_losses_that_are_no_numbers_are_no_answers(parts: Parts) -> None:
     with pytest.raises(
         ScoringFailed, match=r"rank 0: copa: the model's losses are no finite numbers"
     ):
-        Core(c, bundle, v, ALONE, 0)(model)
+        Core(c, bundle, v, ALONE)(model)
 
 
 def test_too_little_memory_is_said_with_the_setting_that_needs_less(
@@ -232,12 +220,12 @@ def test_too_little_memory_is_said_with_the_setting_that_needs_less(
 
     monkeypatch.setattr(model, "forward", full)
     with pytest.raises(ScoringFailed, match=r"no room; set MICRO_BATCH_SIZE=4"):
-        Core(dataclasses.replace(c, micro_batch_size=8), bundle, v, ALONE, 0)(model)
+        Core(dataclasses.replace(c, micro_batch_size=8), bundle, v, ALONE)(model)
 
 
 def test_an_interrupted_metric_is_none_and_a_late_one_says_so(parts: Parts) -> None:
     c, model, v, bundle = parts
-    core = Core(c, bundle, v, ALONE, 0)
+    core = Core(c, bundle, v, ALONE)
     assert core(model, interrupted=lambda: True) is None
     with pytest.raises(
         ScoringFailed, match=r"rank 0: it took longer than EVAL_MINUTES=10; lower EVAL_EXAMPLES"
@@ -254,13 +242,13 @@ def test_a_bundle_that_changes_costs_the_number_and_says_why(parts: Parts, tmp_p
     with pytest.raises(
         ScoringFailed, match=r"CoreError: .*piqa.jsonl has changed since it was opened; put it back"
     ):
-        Core(c, bundle, v, ALONE, 0)(model)
+        Core(c, bundle, v, ALONE)(model)
 
 
 def test_progress_is_told_by_task_and_batch(parts: Parts) -> None:
     c, model, v, bundle = parts
     said: list[str] = []
-    found = Core(dataclasses.replace(c, micro_batch_size=6), bundle, v, ALONE, 0)(
+    found = Core(dataclasses.replace(c, micro_batch_size=6), bundle, v, ALONE)(
         model, progress=said.append
     )
     assert said == [word for label in TASKS for word in (label, "batch", "batch")] + ["others"]

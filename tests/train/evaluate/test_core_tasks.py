@@ -224,7 +224,7 @@ def test_a_long_text_loses_its_beginning_and_never_its_answer() -> None:
     ("task", "label"), [(CHOICE, "piqa"), (SCHEMA, "winograd"), (LANGUAGE, "jeopardy")]
 )
 def test_a_text_is_tokenized_whole(task: Task, label: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompts, "TEXTS_AT_ONCE", 3)
+    monkeypatch.setattr(prompts, "EXAMPLES_AT_ONCE", 2)
     v = tokenizer.load(GPT2)
     entries = examples(label)
     for found in questions(task, entries, [7, 2, 3], v, 10_000):

@@ -4,11 +4,10 @@ import pytest
 import torch
 
 from settings.config import Config
+from train.model import prefix_scoring
 from train.model.attention import MATH, SDPA, Kernel, by_products
 from train.model.model import build
-from train.model.prefix_scoring import Branches, laid_out
-
-LENGTH = 24
+from train.model.prefix_scoring import Branches, lay_out
 
 
 def model(kernel=SDPA, **settings):
@@ -18,7 +17,7 @@ def model(kernel=SDPA, **settings):
             "DEVICE": "cpu",
             "DTYPE": "float32",
             "VOCAB_SIZE": "300",
-            "SEQ_LEN": "32",
+            "SEQ_LEN": "64",
             "N_LAYER": "2",
             "N_HEAD": "4",
             "N_KV_HEAD": "2",
@@ -59,7 +58,7 @@ def alone(one, trunk, branch):
 @pytest.mark.parametrize("qk_norm", ["0", "1"])
 def test_each_branch_is_scored_as_if_it_were_alone(kernel, qk_norm):
     one, given = model(kernel, QK_NORM=qk_norm), rows(1, 5)
-    tokens, branches = laid_out(given, LENGTH)
+    tokens, branches = lay_out(given)
     nats, hits = one(tokens, branches=branches)
     expected = [alone(one, trunk, branch) for trunk, all_of in given for branch in all_of if branch]
     torch.testing.assert_close(
@@ -72,12 +71,13 @@ def test_each_branch_is_scored_as_if_it_were_alone(kernel, qk_norm):
 def test_what_is_likeliest_is_a_hit():
     one, text = model(), [5, 7, 11]
     best = int(one(torch.tensor([text]))[0, -1].argmax())
-    tokens, branches = laid_out([(text, [[best], [best + 1 if best < 299 else 0]])], LENGTH)
+    tokens, branches = lay_out([(text, [[best], [best + 1 if best < 299 else 0]])])
     assert one(tokens, branches=branches)[1].tolist() == [True, False]
 
 
-def test_a_token_sees_its_trunk_and_its_branch_up_to_itself():
-    _, branches = laid_out([([9, 9], [[9, 9], [9]])], 6)
+def test_a_token_sees_its_trunk_and_its_branch_up_to_itself(monkeypatch):
+    monkeypatch.setattr(prefix_scoring, "ROUND", 3)
+    _, branches = lay_out([([9, 9], [[9, 9], [9]])])
     assert branches.positions.tolist() == [[0, 1, 2, 3, 2, 0]]
     assert branches.mask()[0, 0].int().tolist() == [
         [1, 0, 0, 0, 0, 0],
@@ -90,14 +90,8 @@ def test_a_token_sees_its_trunk_and_its_branch_up_to_itself():
     assert branches.at.tolist() == [1, 2, 1]
 
 
-@pytest.mark.parametrize("row", [([], [[1]]), ([1] * 20, [[1, 2], [3, 4, 5]])])
-def test_what_does_not_fit_is_refused(row):
-    with pytest.raises(ValueError, match="it must have a trunk, and at most 24 in all"):
-        laid_out([([1], [[2]]), row], LENGTH)
-
-
 @torch.no_grad()
 def test_nothing_to_score_is_scored_as_nothing():
-    tokens, branches = laid_out([([1, 2], [[]])], LENGTH)
+    tokens, branches = lay_out([([1, 2], [[]])])
     nats, hits = model()(tokens, branches=branches.to(torch.device("cpu")))
     assert nats.shape == hits.shape == (0,) and isinstance(branches, Branches)

@@ -12,13 +12,22 @@ no rule.
 """
 
 import dataclasses
+import itertools
 from array import array
 from collections.abc import Iterator, Sequence
 
 from train.data.tokenizer import Vocabulary
-from train.evaluate.core.tasks import CHOICE, LANGUAGE, SCHEMA, Example, Task, shots_of
+from train.evaluate.core.tasks import (
+    LANGUAGE,
+    SCHEMA,
+    Example,
+    Task,
+    gold_of,
+    list_pairs,
+    shots_of,
+)
 
-TEXTS_AT_ONCE = 2048
+EXAMPLES_AT_ONCE = 512
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,25 +74,15 @@ def texts_of(task: Task, example: Example, shots: Sequence[Example]) -> list[str
     """Build the texts of an example: one per choice or context; of language_modeling without and with the answer."""
     before = ""
     for shot in shots:
-        question, answer = question_and_answer(task, shot)
+        question, answer = list_pairs(task, shot)[gold_of(shot)]
         before += f"{question}{task.delimiter}{answer}\n\n"
-    if task.kind == CHOICE:
-        question = f"{before}{example['query']}{task.delimiter}"
-        return [question + choice for choice in example["choices"]]
-    if task.kind == SCHEMA:
-        answer = f"{task.delimiter}{example['continuation']}"
-        return [before + context + answer for context in example["context_options"]]
-    question = f"{before}{example['context'].strip()}{task.delimiter}"
-    return [question.strip(), question + example["continuation"]]
-
-
-def question_and_answer(task: Task, example: Example) -> tuple[str, str]:
-    """Return the two as a shot shows them."""
-    if task.kind == CHOICE:
-        return example["query"], example["choices"][example["gold"]]
-    if task.kind == SCHEMA:
-        return example["context_options"][example["gold"]], example["continuation"]
-    return example["context"].strip(), example["continuation"]
+    texts = []
+    for question, answer in list_pairs(task, example):
+        start = f"{before}{question}{task.delimiter}"
+        if task.kind == LANGUAGE:
+            texts.append(start.strip())
+        texts.append(start + answer)
+    return texts
 
 
 def questions(
@@ -94,24 +93,17 @@ def questions(
     longest: int,
 ) -> Iterator[Question]:
     """Tokenize these examples, in their order. longest: tokens of a text; the first ones are cut if it has more."""
-    waiting: list[tuple[int, list[str]]] = []
-
-    def tokenize() -> Iterator[Question]:
-        texts_of_all = [text for _, texts in waiting for text in texts]
+    for first in range(0, len(numbers), EXAMPLES_AT_ONCE):
+        part = numbers[first : first + EXAMPLES_AT_ONCE]
+        texts = [texts_of(task, examples[i], shots_of(task, examples, i)) for i in part]
         encoded = iter(
-            vocabulary.tokenizer.encode_batch_fast(texts_of_all, add_special_tokens=False)
+            vocabulary.tokenizer.encode_batch_fast(
+                list(itertools.chain(*texts)), add_special_tokens=False
+            )
         )
-        for number, texts in waiting:
-            tokens = [[vocabulary.end_of_text, *next(encoded).ids] for _ in texts]
+        for number, of_example in zip(part, texts, strict=True):
+            tokens = [[vocabulary.end_of_text, *next(encoded).ids] for _ in of_example]
             yield question_of(task, examples[number], number, tokens, longest)
-
-    for number in numbers:
-        shots = shots_of(task, examples, number)
-        waiting.append((number, texts_of(task, examples[number], shots)))
-        if sum(len(texts) for _, texts in waiting) >= TEXTS_AT_ONCE:
-            yield from tokenize()
-            waiting.clear()
-    yield from tokenize()
 
 
 def question_of(
@@ -136,7 +128,7 @@ def question_of(
         cut = max(0, len(text) - longest)
         choices.append(Choice(array("i", text[cut:]), start - cut, cut))
     too_long = any(choice.start < 1 for choice in choices)
-    return Question(number, tuple(choices), int(example.get("gold", 0)), too_long, merged)
+    return Question(number, tuple(choices), gold_of(example), too_long, merged)
 
 
 def common(sequences: Sequence[Sequence[int]]) -> int:

@@ -95,14 +95,7 @@ def read_tasks(core_yaml: bytes, meta_csv: bytes, where: str) -> list[Task]:
     try:
         declared = yaml.safe_load(core_yaml)["icl_tasks"]
         tasks = [task_of(entry, baselines) for entry in declared]
-    except (
-        yaml.YAMLError,
-        KeyError,
-        TypeError,
-        ValueError,
-        IndexError,
-        UnicodeDecodeError,
-    ) as error:
+    except (yaml.YAMLError, LookupError, TypeError, ValueError) as error:
         raise CoreError(
             f"{where}: core.yaml is no list icl_tasks of label, dataset_uri, num_fewshot and icl_task_type "
             f"({type(error).__name__}: {error})"
@@ -146,7 +139,7 @@ def read_examples(task: Task, content: bytes) -> list[Example]:
             example = json.loads(line)
             check_example(task, example)
             examples.append(example)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CoreError(
                 f"{task.file} ({len(content)} bytes) line {number} is no example of {task.kind} "
                 f"({type(error).__name__}: {error}); it begins {line[:60]!r}"
@@ -161,24 +154,28 @@ def read_examples(task: Task, content: bytes) -> list[Example]:
 
 
 def check_example(task: Task, example: Example) -> None:
-    """Raise ValueError, KeyError or TypeError unless this is an example of the task's kind."""
-    options = None
-    if task.kind == LANGUAGE:
-        texts = [example["context"], example["continuation"]]
-    elif task.kind == SCHEMA:
-        texts = [example["continuation"]]
-        options = example["context_options"]
-    else:
-        texts = [example["query"]]
-        options = example["choices"]
-    if options is not None:
-        if len(options) < 2 or not 0 <= int(example["gold"]) < len(options):
-            raise ValueError(f"gold {example['gold']} of {len(options)} options")
-        texts = [*texts, *options]
-    if not all(isinstance(text, str) for text in texts):
+    """Raise ValueError, KeyError, TypeError or AttributeError unless this is an example of the task's kind."""
+    pairs = list_pairs(task, example)
+    if task.kind != LANGUAGE and not (len(pairs) > 1 and 0 <= int(example["gold"]) < len(pairs)):
+        raise ValueError(f"gold {example['gold']} of {len(pairs)} options")
+    if not all(isinstance(text, str) for pair in pairs for text in pair):
         raise TypeError("a text is no string")
-    if task.kind != CHOICE and not example["continuation"].strip():
+    if task.kind != CHOICE and not pairs[0][1].strip():
         raise ValueError("nothing to continue with")
+
+
+def list_pairs(task: Task, example: Example) -> list[tuple[str, str]]:
+    """List the question and the answer of each choice; in language_modeling there is one."""
+    if task.kind == CHOICE:
+        return [(example["query"], choice) for choice in example["choices"]]
+    if task.kind == SCHEMA:
+        return [(context, example["continuation"]) for context in example["context_options"]]
+    return [(example["context"].strip(), example["continuation"])]
+
+
+def gold_of(example: Example) -> int:
+    """Return which choice is right."""
+    return int(example.get("gold", 0))
 
 
 def shots_of(task: Task, examples: Sequence[Example], number: int) -> list[Example]:
