@@ -26,7 +26,6 @@ from settings import ROOT, SettingsError
 from settings.config import Config
 from settings.resolve import find_explicit as given_settings
 from settings.resolve import show_path as from_root
-from train.data.sources.source import CorpusError
 from train.data.tokenizer import Vocabulary
 from train.generate import chat_format, load_run
 from train.model import hf_import
@@ -64,7 +63,7 @@ def main() -> int:
     except SettingsError as error:
         sys.stderr.write(f"{error}\n")
         return BAD_SETTING
-    except (*load_run.PROBLEMS, CorpusError, place.PlaceError, weight_files.WeightsError) as error:
+    except (*load_run.PROBLEMS, place.PlaceError, weight_files.WeightsError) as error:
         sys.stderr.write(f"{error}\n")
         return BAD_DATA
     except OSError as error:
@@ -91,7 +90,7 @@ def export(found: load_run.Found, paths: RunPaths, vocabulary: Vocabulary) -> No
         gguf_file.find_pre_tokenizer(json.loads(tokenizer))
     check_space(paths.folder, size * (1 + c.gguf) + len(tokenizer) + BESIDE)
     say(
-        f"{c.run_name}, step {found.manifest['step']:,}: {from_root(found.folder)} is whole; writing "
+        f"{c.run_name}, step {found.step:,}: {from_root(found.folder)} is whole; writing "
         f"{size / 1e9:,.3f} GB of weights in {c.dtype}"
     )
     with place.unfinished(paths.folder) as folder:
@@ -179,7 +178,7 @@ def write_beside(
     shapes: weight_files.Shapes,
 ) -> None:
     """All files but the weights."""
-    c, step = found.config, found.manifest["step"]
+    c, step = found.config, found.step
     template, ends = chat_of(vocabulary)
     norm_eps = NORM_EPS if found.norm_eps is None else found.norm_eps
     for name, content in (

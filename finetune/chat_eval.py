@@ -41,8 +41,9 @@ from train.distributed.world import World, from_first, set_timeout, sum_over_ran
 from train.evaluate.core.metric import wilson
 from train.evaluate.core.score import score_choices
 from train.evaluate.validation import FULL_SET
-from train.generate import chat_format, eval_run
-from train.generate.load_run import TUNED, Trained, open_trained
+from train.generate import chat_format
+from train.generate.command import run_command
+from train.generate.load_run import PROBLEMS, TUNED, Trained, open_trained
 from train.model.generate import Choice, generate
 from train.model.hf_import import ForeignError
 
@@ -74,7 +75,7 @@ def measure(c: Config, world: World) -> int:
                 sheet, trained.vocabulary, trained.config.seq_len, lambda line: log.info("%s", line)
             )
         except Exception as error:  # of many types
-            is_expected = isinstance(error, (CorpusError, OSError, *eval_run.PROBLEMS))
+            is_expected = isinstance(error, (OSError, *PROBLEMS))
             kind = "" if is_expected else f"{type(error).__name__}: "
             raise CorpusError(f"{kind}{error}") from error
     found = ask(trained, sheet, world)
@@ -236,4 +237,4 @@ def write(
 
 
 if __name__ == "__main__":
-    sys.exit(eval_run.main(measure))
+    sys.exit(run_command(measure, sys.stdout))

@@ -4,7 +4,7 @@ A fine-tuned run answers the questions of EVAL_DATA (chat_eval.py): those given 
 else those that it was evaluated with. Weights of INIT_FROM do so where EVAL_DATA is given. All other
 models, and runs fine-tuned without EVAL_DATA, are measured by train/generate/eval_run.py.
 
-Exit codes are those of train/generate/eval_run.py.
+Exit codes are those of train/generate/command.py.
 """
 
 import logging
@@ -17,6 +17,7 @@ from settings.config import Config
 from settings.resolve import find_explicit
 from train.distributed.world import World
 from train.generate import eval_run
+from train.generate.command import run_command
 from train.run_folder import stored_config
 
 log = logging.getLogger(__name__)
@@ -50,4 +51,4 @@ def find_questions(c: Config) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(eval_run.main(evaluate))
+    sys.exit(run_command(evaluate, sys.stdout))

@@ -37,7 +37,6 @@ from settings.checks import PRETRAINING
 from settings.config import SETTINGS, Config
 from settings.declare import FREE
 from settings.resolve import show_path
-from train.data.sources.source import CorpusError
 from train.generate import load_run
 from train.model.hf_import import ForeignError, read_json, some, weight_files
 from train.run_folder import stored_config
@@ -267,7 +266,7 @@ def main() -> int:
     except SettingsError as error:
         sys.stderr.write(f"{error}\n")
         return BAD_SETTING
-    except (*load_run.PROBLEMS, CorpusError, place.PlaceError) as error:
+    except (*load_run.PROBLEMS, place.PlaceError) as error:
         sys.stderr.write(f"{error}\n")
         return BAD_DATA
     except (OSError, SafetensorError) as error:

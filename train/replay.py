@@ -27,7 +27,8 @@ from train.data import prepare
 from train.data.batch import Loader
 from train.data.sample_text import list_documents
 from train.distributed.world import World
-from train.generate.eval_run import find_shards, main
+from train.generate.command import run_command
+from train.generate.eval_run import find_shards
 from train.generate.load_run import Trained, open_trained
 from train.model.hf_import import some
 
@@ -125,4 +126,4 @@ def describe(number: float | None) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(replay))
+    sys.exit(run_command(replay, sys.stdout))

@@ -21,7 +21,7 @@ from tests.train.model.test_model import recipe
 from train.data import tokenizer
 from train.data.tokenizer import Vocabulary
 from train.evaluate.core.metric import Counts
-from train.evaluate.core.tasks import Task
+from train.evaluate.core.tasks import CORE_TASKS, Task
 from train.generate import eval_run
 
 PLAIN = [
@@ -273,9 +273,12 @@ def test_a_card_has_what_make_eval_found_and_nothing_of_where(
 
     class Asked:
         bundle = SimpleNamespace(
-            tasks=[task], tables={}, missing={}, path=run.folder, sha256="f" * 64
+            tasks=[task],
+            tables={},
+            missing=dict.fromkeys(CORE_TASKS, "gone"),
+            path=run.folder,
+            sha256="f" * 64,
         )
-        examples = 8
 
         def __call__(self, *_: object, **__: object) -> dict[str, Counts]:
             return {"arc_easy": Counts(right=3, asked=8)}
@@ -285,8 +288,10 @@ def test_a_card_has_what_make_eval_found_and_nothing_of_where(
 
     held_out = part(2.5, 1.125)
     held_out.by_source = {"python-stdlib": part(2.25, 1.0), "fineweb-edu": part(3.0, 1.75)}
-    found = eval_run.of_validation(held_out) | {
-        "core": eval_run.measure(Asked(), SimpleNamespace(model=None))
+    found = eval_run.tell_validation(held_out) | {
+        "core": eval_run.measure(
+            Asked(), SimpleNamespace(model=None, config=SimpleNamespace(eval_examples=8))
+        )
     }
     opened = SimpleNamespace(
         step=3, tokens=1536, source=str(run.folder), facts={"settings": {}}, config=run.config

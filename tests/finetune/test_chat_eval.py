@@ -107,7 +107,7 @@ def test_letters_and_written_answers_are_those_of_one_question_at_a_time(
     )
     c = config(run, path)
     sheet = questions.sheet_of(c)
-    found = chat_eval.ask(Trained(c, model, v, 3, 0, "here", {}), sheet, ALONE)
+    found = chat_eval.ask(Trained(c, Path("here"), {}, None, None, model, v), sheet, ALONE)
 
     right = 0
     for one in choices(31):
@@ -148,7 +148,7 @@ def test_processes_share_the_questions_out(
         run, write_rows(tmp_path / "q.jsonl", [*choices(13), {"question": "Why?", "answer": "No"}])
     )
     trained, sheet, sums = (
-        Trained(c, model, v, 3, 0, "here", {}),
+        Trained(c, Path("here"), {}, None, None, model, v),
         questions.sheet_of(c),
         list[torch.Tensor](),
     )
@@ -202,7 +202,7 @@ def test_what_does_not_fit_is_left_out_counted_and_named(run: Run, tmp_path: Pat
         f"({tmp_path / 'q.jsonl'}:5)"
     ]
     found = chat_eval.ask(
-        Trained(config(run, tmp_path), run.models[3], v, 3, 0, "here", {}), sheet, ALONE
+        Trained(config(run, tmp_path), Path("here"), {}, None, None, run.models[3], v), sheet, ALONE
     )
     assert (found["choice"]["asked"], found["choice"]["too_long"]) == (4, 1)
     with pytest.raises(CorpusError, match="none of its 5 questions fits into SEQ_LEN=4 tokens"):
@@ -293,12 +293,13 @@ def test_a_run_that_has_fine_tuned_is_read_by_its_export_of_the_newest_step(
     facts["settings"]["MODEL"] = "base"
     (run.folder / "config.json").write_text(json.dumps(facts))
     with pytest.raises(
-        RunFolderError, match="has fine-tuned MODEL=base and has not been exported yet"
+        RunFolderError, match="has fine-tuned MODEL=base, and its step 3 has not been exported yet"
     ):
         open_trained(c, ALONE, given=given)
     (run.export / "finetuned.json").write_text(json.dumps({"step": 2}))
     with pytest.raises(
-        RunFolderError, match=r"its export is of step 2, not 3\. Run make export RUN_NAME=a-run"
+        RunFolderError,
+        match=r"its step 3 has not been exported yet\. Run make export RUN_NAME=a-run",
     ):
         open_trained(c, ALONE, given=given)
     (run.export / "finetuned.json").write_text(json.dumps({"step": 3}))

@@ -2,6 +2,7 @@
 
 import math
 import re
+import sys
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from tests.train.making import ALONE
 from train import replay
 from train.data import prepare
 from train.data.batch import Loader
-from train.generate import eval_run
+from train.generate import command
 from train.model.model import build
 
 ROW = re.compile(r"^ *(\d+\.\d{4}) +(\d+)  (python-stdlib:epoch 0:\S+:window \d+)$", re.MULTILINE)
@@ -27,8 +28,8 @@ def call(env, monkeypatch, **settings):
     """`make replay` in this process."""
     for name, value in (env | settings).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(eval_run.signal, "signal", lambda *_: None)
-    return eval_run.main(replay.replay)
+    monkeypatch.setattr(command.signal, "signal", lambda *_: None)
+    return command.run_command(replay.replay, sys.stdout)
 
 
 def expected_losses(env, weights, samples):

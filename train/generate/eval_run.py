@@ -2,30 +2,26 @@
 
     weights -> validation loss and bits per byte of each source -> CORE, next to GPT-2's figures -> JSON
 
-It only reads the run, which may train meanwhile. Exit codes: 0 all was measured; 64 a setting is
-invalid; 69 other processes are missing; 78 weights, data or bundle are missing or damaged (what could
-be measured is printed and written all the same); 130 Ctrl-C.
+It only reads the run, which may train meanwhile. Exit codes: those of command.py; 78 also where
+weights, data or bundle are missing or damaged. What could be measured is printed and written all the
+same.
 """
 
 import dataclasses
 import json
 import logging
-import os
 import shlex
-import signal
 import sys
 import time
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from record.durable import write_whole
 from record.metrics import replace_nonfinite
 from record.provenance import provenance
 from record.run_paths import RunPaths, name_checkpoint
-from settings import ROOT, SettingsError
+from settings import ROOT
 from settings.config import Config
 from settings.resolve import show_path
 from train.data import prepare
@@ -33,71 +29,17 @@ from train.data.data_paths import NO_BUNDLE, data_dir
 from train.data.manifest import DataError
 from train.data.sources.source import CorpusError
 from train.distributed import parallel
-from train.distributed.world import (
-    PeersMissing,
-    World,
-    from_first,
-    join,
-    leave,
-    report_exit,
-    set_timeout,
-    together,
-)
-from train.evaluate.core.metric import Counts, Result, Score, format_table, references
+from train.distributed.world import World, from_first, set_timeout, together
+from train.evaluate.core.metric import Result, Score, format_table, references
 from train.evaluate.core.score import Core, open_core
 from train.evaluate.core.tasks import CoreError
 from train.evaluate.scoring import ScoringFailed
 from train.evaluate.validation import FULL_SET, Evaluator, Validation
-from train.generate.load_run import PROBLEMS, Trained, open_trained, settings_of_command
+from train.generate.command import run_command
+from train.generate.load_run import Trained, open_trained
 from train.open_data import padded_lengths
-from train.run_folder import stored_config
 
 log = logging.getLogger(__name__)
-
-STOPS = (signal.SIGINT, signal.SIGTERM)
-
-
-def main(measure: Callable[[Config, World], int] | None = None) -> int:
-    """Read the settings, join the other processes and measure. Returns the exit code.
-
-    measure: what is done instead of `evaluate`; it returns the exit code.
-    """
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-    # DCP, in one process
-    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-    for number in STOPS:
-        signal.signal(number, stop)
-    try:
-        config, remarks = settings_of_command()
-        world = join(config, trains=False)
-        if not world.is_first:
-            logging.getLogger().setLevel(logging.WARNING)
-        for remark in remarks:
-            log.info("%s", remark)
-        code = (measure or evaluate)(config, world)
-    except SettingsError as error:
-        log.error("%s", error)
-        code = error.exit_code
-    except PeersMissing as error:
-        log.error("%s", error)
-        code = 69
-    except (CorpusError, *PROBLEMS) as error:
-        log.error("%s", error)
-        code = 78
-    except KeyboardInterrupt:
-        log.info("Interrupted; nothing was written. The same command starts again.")
-        sys.stdout.flush()
-        os._exit(130)  # other processes may be gone, and what waits for them would wait for long
-    report_exit(code)
-    leave()
-    return code
-
-
-def stop(number: int, frame: FrameType | None) -> None:
-    """Interrupt at the first signal. One Ctrl-C comes several times, from the terminal and the launcher."""
-    for other in STOPS:
-        signal.signal(other, lambda *_: None)
-    raise KeyboardInterrupt
 
 
 def evaluate(config: Config, world: World) -> int:
@@ -123,9 +65,7 @@ def evaluate(config: Config, world: World) -> int:
     except CoreError as error:
         problems.append(f"no CORE: {error}")
     try:
-        validation = validate(trained, world)
-        found |= of_validation(validation)
-        print_validation(validation)
+        found |= tell_validation(validate(trained, world))
     except (DataError, CorpusError, ScoringFailed) as error:
         problems.append(f"no validation loss: {error}{explain_tokenizer(trained, error)}")
     try:
@@ -152,10 +92,8 @@ def validate(trained: Trained, world: World) -> Validation:
     Raises DataError, CorpusError, ScoringFailed, on all ranks.
     """
     config, vocabulary = trained.config, trained.vocabulary
-    held_out = None
+    held_out = trained.facts.get("validation_shards")
     with together(DataError, CorpusError):
-        if trained.facts:
-            held_out = stored_config(paths_of(config)).get("validation_shards")
         folders = find_shards(trained)
         sources = prepare.open_sources(config, vocabulary, partial=True, folders=folders)
         lengths = padded_lengths(vocabulary, config)
@@ -186,19 +124,18 @@ def find_shards(trained: Trained) -> dict[str, Path] | None:
 
     What other shards hold out may be text that the run was trained on.
     """
-    fingerprint = trained.facts.get("checkpoint", {}).get("data", {}).get("fingerprint")
+    fingerprint = trained.manifest.get("data", {}).get("fingerprint")
     if not fingerprint:
         return None
     folders = prepare.find_folders(trained.config, trained.vocabulary, fingerprint)
     if folders is None:
-        raise DataError(explain_absence(trained.config))
+        raise DataError(explain_absence(trained.config, trained.facts["settings"]))
     return folders
 
 
-def explain_absence(config: Config) -> str:
-    """Say that the shards of a run are not there, and how to make them."""
-    paths = paths_of(config)
-    trained_with = stored_config(paths)["settings"].get("DATA_DIR", "")
+def explain_absence(config: Config, stored: Mapping[str, Any]) -> str:
+    """Say that the shards of a run with these stored settings are not there, and how to make them."""
+    tokenizer = show_path(paths_of(config).tokenizer)
     text = f"DATA_MIX={config.data_mix}"
     if config.pretrains_on_data:
         text = f"DATA={shlex.quote(config.data)}"
@@ -206,40 +143,25 @@ def explain_absence(config: Config) -> str:
     return (
         f"the text that {config.run_name} held out is not in DATA_DIR={folder}. What there is of {text} is "
         "another revision, and the run may have been trained on what that holds out. Set DATA_DIR to a "
-        f"copy of the folder that the run was trained with, which was DATA_DIR={trained_with}. Or bring "
-        f"the text back as it was then and run: make data TOKENIZER={show_path(paths.tokenizer)} "
+        f"copy of the folder that the run was trained with, which was DATA_DIR={stored.get('DATA_DIR', '')}. Or bring "
+        f"the text back as it was then and run: make data TOKENIZER={tokenizer} "
         f"VOCAB_SIZE={config.vocab_size} {text} DATA_DIR={folder}"
     )
 
 
-def of_validation(found: Validation) -> dict[str, Any]:
-    """Return it as the record of an evaluation has it."""
-    sources = {name: numbers_of(part) for name, part in found.by_source.items()}
-    return {**numbers_of(found), "sources": sources}
-
-
-def numbers_of(found: Validation) -> dict[str, Any]:
-    return {
-        "val_loss": found.loss,
-        "val_bpb": found.bpb,
-        "scored_tokens": found.tokens,
-        "scored_bytes": found.text_bytes,
-    }
-
-
-def print_validation(found: Validation) -> None:
+def tell_validation(found: Validation) -> dict[str, Any]:
+    """Print the numbers as a table, and return them for the JSON."""
     rows = [*found.by_source.items(), ("all", found)]
     width = max(10, *(len(name) for name, _ in rows))
     log.info("\n%s  nats/token  bits/byte      tokens       bytes", "validation".ljust(width))
+    facts = []
     for name, part in rows:
-        log.info(
-            "%s  %10.4f %10.4f %11d %11d",
-            name.ljust(width),
-            part.loss,
-            part.bpb,
-            part.tokens,
-            part.text_bytes,
-        )
+        values = part.loss, part.bpb, part.tokens, part.text_bytes
+        log.info("%s  %10.4f %10.4f %11d %11d", name.ljust(width), *values)
+        keys = ("val_loss", "val_bpb", "scored_tokens", "scored_bytes")
+        facts.append(dict(zip(keys, values, strict=True)))
+    *parts, whole = facts
+    return {**whole, "sources": dict(zip(found.by_source, parts, strict=True))}
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -261,7 +183,8 @@ def measure(core: Core, trained: Trained) -> dict[str, Any]:
             seconds = time.perf_counter() - began
             log.info("%d/%d %s, %.0f s so far", numbers[what], len(numbers), what, seconds)
 
-    counts: Mapping[str, Counts] = core(trained.model, progress=progress) or {}
+    counts = core(trained.model, progress=progress)
+    assert counts  # only the end of the process interrupts it
     result = Result.of(bundle.tasks, counts, bundle.missing)
     others = references(bundle.tables)
     log.info("")
@@ -270,9 +193,11 @@ def measure(core: Core, trained: Trained) -> dict[str, Any]:
     log.info("%s", result.describe())
     if most:
         log.info("EVAL_EXAMPLES=0 asks all questions, as for GPT-2's figures.")
-    source = "karpathy/nanochat, dev/estimate_gpt3_core.ipynb"
-    if bundle.tables:
-        source = "the bundle's tables"
+    source = (
+        "the bundle's tables"
+        if bundle.tables
+        else "karpathy/nanochat, dev/estimate_gpt3_core.ipynb"
+    )
     log.info("GPT-2: centered accuracies from %s", source)
     return result.record() | {
         "bundle": {
@@ -290,14 +215,10 @@ def measure(core: Core, trained: Trained) -> dict[str, Any]:
 
 def facts_of(score: Score) -> dict[str, Any]:
     """Return a task's result for the JSON."""
-    return dataclasses.asdict(score.counts) | {
-        "shots": score.task.shots,
-        "kind": score.task.kind,
-        "baseline": score.task.baseline,
-        "accuracy": score.accuracy,
-        "centred": score.centred,
-        "interval": score.interval,
-    }
+    task = score.task
+    facts = {"shots": task.shots, "kind": task.kind, "baseline": task.baseline}
+    numbers = {name: getattr(score, name) for name in ("accuracy", "centred", "interval")}
+    return dataclasses.asdict(score.counts) | facts | numbers
 
 
 def write(
@@ -339,4 +260,4 @@ def write(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(evaluate, sys.stdout))

@@ -2,7 +2,7 @@
 
     runs/RUN_NAME/config.json     -> shape, and all settings that the weights were trained with
                  /checkpoints     -> weights, of the newest checkpoint that verifies or of STEP
-                 /tokenizer.json  -> tokenizer; older runs have it in DATA_DIR/tokenizers
+                 /tokenizer.json  -> tokenizer; older runs have it where TOKENIZER says
     INIT_FROM                     -> all three, if there is no such run: a folder in Hugging Face format
 
 The settings of the run hold. A command may choose where and how it computes. A shape that differs
@@ -38,7 +38,7 @@ from train.checkpoint import checkpoint
 from train.checkpoint.find import committed, find_latest, folder_of
 from train.checkpoint.manifest import CheckpointError, verify
 from train.data import prepare
-from train.data.data_paths import data_dir, tokenizer_path
+from train.data.data_paths import tokenizer_path
 from train.data.manifest import DataError
 from train.data.sources.source import CorpusError
 from train.data.tokenizer import TokenizerError, Vocabulary, load
@@ -49,7 +49,15 @@ from train.model.hf_import import ForeignError, some
 from train.model.model import Transformer, unfilled
 from train.run_folder import stored_config, stored_norm_eps
 
-PROBLEMS = (SettingsError, CheckpointError, ForeignError, TokenizerError, DataError, RunFolderError)
+PROBLEMS = (
+    SettingsError,
+    CheckpointError,
+    ForeignError,
+    TokenizerError,
+    DataError,
+    CorpusError,
+    RunFolderError,
+)
 
 # A command may be given these only as the run has them: they say what the weights compute and mean.
 SAME = {*SHAPE, "INIT_FROM", "SEQ_LEN", "DOC_MASK", "DATA_MIX"}
@@ -74,45 +82,54 @@ LONGEST = 4096  # default of SEQ_LEN for a folder that allows more: masks and wi
 
 
 @dataclasses.dataclass(frozen=True)
-class Trained:
-    """A model ready to compute, and what is known of it.
+class Found:
+    """Weights, and what is known of them.
 
     Attributes:
         config: the run's settings, with what the command may choose.
-        model: in eval(), frozen, not compiled, on the world's device.
-        step: of the checkpoint; 0 for INIT_FROM.
-        tokens: trained until then.
-        source: folder of the weights, for messages.
-        facts: for a model card: "settings" and "attempts" of config.json, and "checkpoint" with the
-            small states of the manifest. {} for INIT_FROM.
-    """
-
-    config: Config
-    model: Transformer
-    vocabulary: Vocabulary
-    step: int
-    tokens: int
-    source: str
-    facts: dict[str, Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class Found:
-    """Weights that are not read yet.
-
-    Attributes:
-        config: the settings to read them with.
-        manifest: of a checkpoint; {} for a folder in Hugging Face format.
+        folder: of the weights.
+        facts: the run's config.json, and "checkpoint" with the manifest. {} for INIT_FROM.
         norm_eps: epsilon of RMSNorm, if it is not ours.
-        tokenizer: the run's own, unless the command was given another one.
+        tokenizer: the run's own, if it has one and the command was given no other. Else TOKENIZER's.
     """
 
     config: Config
     folder: Path
-    manifest: dict[str, Any]
     facts: dict[str, Any]
     norm_eps: float | None
-    tokenizer: Path | None = None
+    tokenizer: Path | None
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """Of the checkpoint; {} for INIT_FROM."""
+        return self.facts.get("checkpoint", {})
+
+    @property
+    def step(self) -> int:
+        """Of the checkpoint; 0 for INIT_FROM."""
+        return int(self.manifest.get("step", 0))
+
+    @property
+    def tokens(self) -> int:
+        """Trained until then."""
+        return self.step * self.config.batch_tokens
+
+    @property
+    def source(self) -> str:
+        """The folder, for messages."""
+        return show_path(self.folder)
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained(Found):
+    """A model ready to compute.
+
+    Attributes:
+        model: in eval(), frozen, not compiled, on the world's device.
+    """
+
+    model: Transformer
+    vocabulary: Vocabulary
 
 
 def settings_of_command(environ: Mapping[str, str] | None = None) -> tuple[Config, list[str]]:
@@ -151,19 +168,9 @@ def open_trained(
     sharding = None
     if split and parallel.is_split(config, world):
         sharding = parallel.Sharding(config, world)
-    torch.set_float32_matmul_precision("highest")
     model = unfilled(config, world.device, kernel, sharding, found.norm_eps)
     fill(model, found)
-    step = int(found.manifest.get("step", 0))
-    return Trained(
-        config,
-        model.eval().requires_grad_(False),
-        vocabulary,
-        step,
-        step * config.batch_tokens,
-        show_path(found.folder),
-        found.facts,
-    )
+    return Trained(**vars(found), model=model.eval().requires_grad_(False), vocabulary=vocabulary)
 
 
 def fill(model: Transformer, found: Found) -> None:
@@ -214,14 +221,12 @@ def find(config: Config, given: Collection[str]) -> Found:
     if problems:
         raise SettingsError(problems)
     folder, manifest = checkpoint_of(config, paths)
-    facts = {
-        "settings": before["settings"],
-        "attempts": before.get("attempts", []),
-        "checkpoint": {key: value for key, value in manifest.items() if key != "files"},
-    }
-    tokenizer = None if "TOKENIZER" in given else paths.tokenizer
+    tokenizer = None
+    if "TOKENIZER" not in given and paths.tokenizer.is_file():
+        tokenizer = paths.tokenizer
     used = settings_for_use(config, stored, given)
-    return Found(used, folder, manifest, facts, stored_norm_eps(before), tokenizer)
+    facts = before | {"attempts": before.get("attempts") or [], "checkpoint": manifest}
+    return Found(used, folder, facts, stored_norm_eps(before), tokenizer)
 
 
 def find_without_run(config: Config, given: Collection[str]) -> Found:
@@ -244,16 +249,15 @@ def find_export(config: Config, paths: RunPaths, stored: Config, given: Collecti
     """
     export = paths.folder / "export"
     wanted = config.step or max(committed(paths.checkpoints), default=None)
-    command = f"make export RUN_NAME={config.run_name}"
-    if config.step:
-        command += f" STEP={config.step}"
-    problem = ""
-    if not (export / TUNED).is_file():
-        problem = f"has fine-tuned MODEL={stored.model} and has not been exported yet"
-    elif (step := hf_import.read_json(export / TUNED).get("step")) != wanted:
-        problem = f"its export is of step {step}, not {wanted}"
-    if problem:
-        raise RunFolderError(f"RUN_NAME={config.run_name}: {problem}. Run {command} first.")
+    exported = None
+    if (export / TUNED).is_file():
+        exported = hf_import.read_json(export / TUNED).get("step")
+    if exported is None or exported != wanted:
+        step = f" STEP={config.step}" if config.step else ""
+        raise RunFolderError(
+            f"RUN_NAME={config.run_name}: has fine-tuned MODEL={stored.model}, and its step {wanted} has "
+            f"not been exported yet. Run make export RUN_NAME={config.run_name}{step} first."
+        )
     config = config.replace(init_from=str(export), step=None)
     return find_folder(config, set(given) - {"TOKENIZER", "STEP"})
 
@@ -342,13 +346,11 @@ def find_folder(config: Config, given: Collection[str]) -> Found:
     except SettingsError as error:
         problems += error.problems
     else:
-        for rule in (check_heads, check_kv_heads, check_tokenizer):
-            problem = explain(made, rule(made))
-            if problem:
-                problems.append(problem)
+        conflicts = (rule(made) for rule in (check_heads, check_kv_heads, check_tokenizer))
+        problems += filter(None, (explain(made, conflict) for conflict in conflicts))
     if problems:
         raise SettingsError(problems)
-    return Found(made, path, {}, {}, hf_import.read_norm_eps(path))
+    return Found(made, path, {}, hf_import.read_norm_eps(path), None)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -362,29 +364,17 @@ def vocabulary_of(found: Found) -> Vocabulary:
     Raises TokenizerError, DataError.
     """
     config = found.config
-    wanted = found.manifest.get("data", {}).get("tokenizer_sha256")
-    paths = []
-    problems = []
-    if found.tokenizer and found.tokenizer.is_file():
-        paths.append(found.tokenizer)
     try:
-        paths.append(tokenizer_path(config))
-    except CorpusError as error:
-        problems.append(f"the tokenizer of {show_path(found.folder)} is missing: {error}")
-    if wanted:
-        paths += sorted((data_dir(config) / "tokenizers").glob("*/tokenizer.json"))
-    for path in paths:
-        try:
-            vocabulary = load(path)
-        except TokenizerError as error:
-            problems.append(f"the tokenizer of {show_path(found.folder)} is missing: {error}")
-            continue
-        if wanted in (None, vocabulary.sha256):
-            prepare.check_tokenizer(config, vocabulary)
-            return vocabulary
-        problems.append(
-            f"TOKENIZER={config.tokenizer}: {show_path(found.folder)} was trained with another "
-            f"tokenizer, of sha256 {str(wanted)[:12]}, and not with {show_path(path)}, of "
-            f"{vocabulary.sha256[:12]}. Restore that one, or set TOKENIZER to its path."
+        path = found.tokenizer or tokenizer_path(config)
+        vocabulary = load(path)
+    except (CorpusError, TokenizerError) as error:
+        raise TokenizerError(f"the tokenizer of {found.source} is missing: {error}") from None
+    wanted = found.manifest.get("data", {}).get("tokenizer_sha256")
+    if wanted not in (None, vocabulary.sha256):
+        raise TokenizerError(
+            f"TOKENIZER={config.tokenizer}: {found.source} was trained with another tokenizer, of "
+            f"sha256 {str(wanted)[:12]}, and not with {show_path(path)}, of {vocabulary.sha256[:12]}. "
+            "Restore that one, or set TOKENIZER to its path."
         )
-    raise TokenizerError(problems[0])
+    prepare.check_tokenizer(config, vocabulary)
+    return vocabulary

@@ -9,27 +9,26 @@ PROMPT, it asks for messages until Ctrl-D.
 
 A prompt longer than SEQ_LEN is refused. A text that outgrows SEQ_LEN continues from its latest half.
 
-Exit codes: 0 done, 64 a setting is wrong, 78 data or environment are bad, 130 Ctrl-C.
+Exit codes are those of command.py.
 """
 
+import functools
 import io
 import logging
-import os
 import sys
 import time
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from settings import SettingsError
 from settings.config import Config
 from settings.resolve import find_explicit
 from train.checkpoint.manifest import CheckpointError
 from train.data import prepare
-from train.data.sources.source import CorpusError
-from train.distributed.world import join
+from train.distributed.world import World
 from train.generate import chat_format
 from train.generate.chat_format import Message
-from train.generate.load_run import PROBLEMS, Trained, open_trained, settings_of_command
+from train.generate.command import run_command
+from train.generate.load_run import Trained, open_trained
 from train.model.generate import Choice, TextStream, generate
 
 log = logging.getLogger(__name__)
@@ -37,41 +36,22 @@ log = logging.getLogger(__name__)
 
 def main(chat: bool = False) -> int:
     """Continue a text, or with `chat` reply to messages. Returns the exit code."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    # DCP, in one process
-    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8")  # whatever the locale has
-    try:
-        run(chat)
-    except SettingsError as error:
-        log.error("%s", error)
-        return error.exit_code
-    except (*PROBLEMS, CorpusError) as error:
-        log.error("%s", error)
-        return 78
-    except KeyboardInterrupt:
-        sys.stdout.write("\n")
-        return 130
-    except BrokenPipeError:  # the reader has enough; else Python would complain at its end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
+    return run_command(functools.partial(run, chat), sys.stderr)
 
 
-def run(chat: bool) -> None:
+def run(chat: bool, config: Config, world: World) -> int:
     """Open the model and write what is asked for."""
-    config, remarks = settings_of_command()
     if not config.sample_tokens:
         refuse("SAMPLE_TOKENS=0: Leaves no room for text. Set for example SAMPLE_TOKENS=160.")
-    for remark in remarks:
-        log.info("%s", remark)
     prompt = read_prompt(config)
     if chat and prompt is None and not is_terminal():
         refuse(
             "PROMPT is not set and standard input is empty, so there is no message to reply to. "
             "Set for example PROMPT=Hello."
         )
-    trained = open_trained(config, join(config, trains=False))
+    trained = open_trained(config, world)
     refuse_nonfinite(trained)
     introduce(trained)
     trained.model.to(trained.model.dtype)  # once, and not for each token
@@ -81,6 +61,7 @@ def run(chat: bool) -> None:
         reply(trained, [Message("user", prompt or "")])
     else:
         continue_prompt(trained, prompt)
+    return 0
 
 
 def refuse(problem: str) -> None:
@@ -222,50 +203,43 @@ def write(trained: Trained, ids: list[int], stops: Sequence[int] = (), before: s
     Args:
         before: text that each begins with.
     """
-    samples = trained.config.samples
-    streams = [TextStream(trained.vocabulary, ids) for _ in range(samples)]
-    texts = [""] * samples
+    config = trained.config
+    samples = range(config.samples)
+    show = put if config.samples == 1 else str
+    streams = [TextStream(trained.vocabulary, ids) for _ in samples]
+    texts = [""] * config.samples
     count = 0
     began = time.perf_counter()
-    if samples == 1:
-        put(before)
-    for row in generate_rows(trained, ids, stops):
-        for place, token in enumerate(row):
-            if token is None:
-                continue
-            part = streams[place].add(token)
-            texts[place] += part
-            count += 1
-            if samples == 1:
-                put(part)
-    took = time.perf_counter() - began
-    rests = [one.rest() for one in streams]
-    texts = [text + rest for text, rest in zip(texts, rests, strict=True)]
-    if samples == 1:
-        put(f"{rests[0]}\n")
-    else:
+    show(before)
+    try:
+        rows = generate(
+            trained.model,
+            [ids for _ in samples],
+            config.sample_tokens,
+            Choice(config.sample_temperature, config.sample_top_k, config.sample_top_p),
+            [config.seed + number for number in samples],
+            trained.vocabulary,
+            stops,
+        )
+        for row in rows:
+            for number, token in enumerate(row):
+                if token is not None:
+                    part = streams[number].add(token)
+                    texts[number] += part
+                    count += 1
+                    show(part)
+    finally:
+        took = time.perf_counter() - began
+        for number in samples:
+            rest = streams[number].rest()
+            texts[number] += rest
+            show(f"{rest}\n")
+    if config.samples > 1:
         for number, text in enumerate(texts):
-            seed = trained.config.seed + number
-            put(f"==== {number + 1} of {samples}, SEED={seed}\n{before}{text}\n")
+            head = f"==== {number + 1} of {config.samples}, SEED={config.seed + number}"
+            put(f"{head}\n{before}{text}\n")
     log.info("\n%d tokens in %.2f s, %.1f tokens/s", count, took, count / took)
     return texts[0]
-
-
-def generate_rows(
-    trained: Trained, ids: list[int], stops: Sequence[int]
-) -> Iterator[list[int | None]]:
-    """Yield the next token of each of SAMPLES texts that continue these ids."""
-    config = trained.config
-    rows = range(config.samples)
-    return generate(
-        trained.model,
-        [ids for _ in rows],
-        config.sample_tokens,
-        Choice(config.sample_temperature, config.sample_top_k, config.sample_top_p),
-        [config.seed + row for row in rows],
-        trained.vocabulary,
-        stops,
-    )
 
 
 def put(text: str) -> None:

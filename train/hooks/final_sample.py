@@ -8,7 +8,6 @@ from record.durable import make_printable, write_whole
 from train.console import measure
 from train.data import prepare
 from train.distributed.parallel import bare, waits_in_forward
-from train.distributed.world import from_first
 from train.hooks.hook import Hook
 from train.model.generate import continue_text
 from train.model.model import Transformer
@@ -33,7 +32,7 @@ class FinalSample(Hook):
         limit_s = config.start_timeout_s + config.sample_tokens
         with job.activity("sampling", limit_s, "START_TIMEOUT_S", phase="sampling"):
             try:
-                texts = write_texts(job, is_together)
+                texts = write_texts(job)
             except Exception as error:  # the run is whole without it
                 if is_together:
                     raise
@@ -43,8 +42,8 @@ class FinalSample(Hook):
                 show(job, texts)
 
 
-def write_texts(job: "Job", is_together: bool) -> list[str]:
-    """Return the texts, in whole lines where they have any. is_together: all ranks have to do each step of it."""
+def write_texts(job: "Job") -> list[str]:
+    """Return the texts, in whole lines where they have any."""
     config = job.config
     prompt = prepare.source_of(config, job.loader.mixture.names[0]).prompt
     texts = []
@@ -56,7 +55,6 @@ def write_texts(job: "Job", is_together: bool) -> list[str]:
             max(1, config.sample_tokens // TEXTS),
             config.seed + number,
             temperature=TEMPERATURE,
-            agree=from_first if is_together else None,
         )
         texts.append(text.rpartition("\n")[0].rstrip() or text)
     return texts

@@ -12,13 +12,14 @@ graph of its own.
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from train.data.tokenizer import Vocabulary
 from train.distributed.parallel import waits_in_forward
+from train.distributed.world import from_first
 from train.model.compilation import as_written
 from train.model.kv_cache import KVCache
 from train.model.model import Transformer
@@ -26,8 +27,6 @@ from train.model.model import Transformer
 REPLACED = "\ufffd"  # what decoding makes of bytes that are no character, or none yet
 COLDEST = 1e-30  # colder makes no difference: of two logits that differ, the larger one is certain
 CONTEXT = 16  # earlier tokens that are decoded with new ones, whose text may depend on them
-
-Agree = Callable[[list[int]], list[int]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +103,6 @@ def generate(
     seeds: Sequence[int],
     vocabulary: Vocabulary,
     stops: Collection[int] = (),
-    agree: Agree | None = None,
 ) -> Iterator[list[int | None]]:
     """Yield the next token of each text, up to n_tokens times. It ends when all texts have ended.
 
@@ -115,11 +113,11 @@ def generate(
         seeds: one per text.
         stops: tokens that end a text, besides the one that separates documents. They are not
             yielded: a text that has ended yields None.
-        agree: returns the choice of one process to all, where several sample together.
     """
     if n_tokens == 0:
         return
     stops = {*stops, vocabulary.end_of_text}
+    is_split = waits_in_forward(model)
     seq_len = model.rotary.shape[1]
     ids = [list(text) for text in texts]
     cache = KVCache(model, len(ids), min(max(map(len, ids)) + n_tokens, seq_len))
@@ -129,8 +127,8 @@ def generate(
     logits = read(model, cache, ids)
     for count in range(1, n_tokens + 1):
         row = choose(logits[:, : vocabulary.size], how, generators).tolist()
-        if agree:
-            row = agree(row)
+        if is_split:  # all processes go on with the same tokens
+            row = from_first(row)
         for place, token in enumerate(row):
             ended[place] = ended[place] or token in stops
             ids[place].append(token)
@@ -180,18 +178,12 @@ def continue_text(
     n_tokens: int,
     seed: int,
     temperature: float = 0.8,
-    top_k: int = 50,
-    agree: Agree | None = None,
 ) -> str:
-    """Return the prompt and up to n_tokens more. Of a prompt beyond SEQ_LEN, the model sees the end.
-
-    Args:
-        agree: as `generate` has it, for a model that is split over processes.
-    """
+    """Return the prompt and up to n_tokens more. Of a prompt beyond SEQ_LEN, the model sees the end."""
     ids = [vocabulary.end_of_text, *vocabulary.encode(prompt)]
     seen = ids[window_start(len(ids), model.rotary.shape[1]) :]
-    choice = Choice(temperature, top_k)
-    for (token,) in generate(model, [seen], n_tokens, choice, [seed], vocabulary, agree=agree):
+    choice = Choice(temperature)
+    for (token,) in generate(model, [seen], n_tokens, choice, [seed], vocabulary):
         if token is not None:
             ids.append(token)
     return vocabulary.decode(ids[1:])

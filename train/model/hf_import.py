@@ -4,7 +4,7 @@
               model.safetensors   or model.safetensors.index.json and the shards that it names
 
 `check` compares config.json and the headers of the files with the settings, and reports every
-difference at once. `load` copies the weights in pieces to where they lie. Of weights that are split
+difference at once. `load` copies the weights, one at a time, to where they lie. Of weights that are split
 over processes (FSDP2), each process reads its own rows. Files may be float32, bfloat16, float16 or
 float64; our weights are float32.
 
@@ -15,8 +15,6 @@ publisher's page can be compared with.
 """
 
 import dataclasses
-import hashlib
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,14 +32,13 @@ from settings.init_from import (
     read_json,
     read_shape,
 )
-from train.data.sources.content import looks_like
+from train.data.sources.content import digest_of, looks_like
 from train.distributed.world import together
 from train.model.model import Transformer
 
 __all__ = ["ForeignError", "read_json"]  # also those of settings/init_from.py
 
 READABLE = ("F64", "F32", "BF16", "F16")
-PIECE = 2**24  # elements that are copied at once: 64 MiB
 OF_ENTRIES = ("embed_tokens.weight", "lm_head.weight")  # with a row for each vocabulary entry
 
 
@@ -91,14 +88,15 @@ def find_differences(stored: dict[str, Stored], config: Config) -> Iterator[str]
             shapes.append(f"{name} is {list(tensor.shape)} and not {list(wanted[name])}")
         if tensor.dtype not in READABLE:
             types.append(f"{name} in {tensor.path.name} is {tensor.dtype}")
-    if missing:
-        yield f"The files lack {some(sorted(missing))}."
-    if unknown:
-        yield f"The files hold what no such model has: {some(sorted(unknown))}."
-    if shapes:
-        yield f"By its own config.json, this is wrong: {some(shapes)}."
-    if types:
-        yield f"Of the types that are read ({', '.join(READABLE)}), these are not: {some(types)}."
+    complaints = {
+        "The files lack": sorted(missing),
+        "The files hold what no such model has:": unknown,
+        "By its own config.json, this is wrong:": shapes,
+        f"Of the types that are read ({', '.join(READABLE)}), these are not:": types,
+    }
+    for words, names in complaints.items():
+        if names:
+            yield f"{words} {some(names)}."
 
 
 def is_redundant(name: str, config: Config) -> bool:
@@ -116,16 +114,15 @@ def some(names: Sequence[str], most: int = 8) -> str:
 def expected(config: Config) -> dict[str, tuple[int, ...]]:
     """Return the shape of each weight of a model with these settings, by Hugging Face's name."""
     with torch.device("meta"):
-        model = Transformer(config.replace(n_layer=1, seq_len=2))
-    shapes = {}
-    for name, weight in model.named_parameters():
-        shape = tuple(weight.shape)
-        if name in OF_ENTRIES:
-            shape = (config.vocab_size, config.n_embd)
-        layers = range(config.n_layer) if name.startswith("layers.") else range(1)
-        for layer in layers:
-            shapes[their_name(name.replace("layers.0.", f"layers.{layer}."))] = shape
-    return shapes
+        model = Transformer(config.replace(seq_len=2))
+    weights = model.named_parameters()
+    return {their_name(name): their_shape(model, name, weight) for name, weight in weights}
+
+
+def their_shape(model: Transformer, name: str, weight: Tensor) -> tuple[int, ...]:
+    """Return the shape of a weight without the rows that pad the vocabulary."""
+    rows = model.vocab_size if name in OF_ENTRIES else len(weight)
+    return (rows, *weight.shape[1:])
 
 
 def their_name(name: str) -> str:
@@ -210,14 +207,8 @@ def hashes(folder: Path | str) -> dict[str, str]:
     Reads all of them, at about a second per GB. Raises ForeignError.
     """
     path = ROOT / folder
-    found = {}
-    for part in [path / "config.json", *weight_files(path)]:
-        try:
-            with open(part, "rb") as file:
-                found[part.name] = hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError as error:
-            raise ForeignError(f"{part}: cannot be read ({error.strerror}).") from None
-    return found
+    parts = [path / "config.json", *weight_files(path)]
+    return {part.name: digest_of(part, "sha256").removeprefix("sha256:") for part in parts}
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -238,36 +229,35 @@ def load(folder: Path | str, model: Transformer) -> None:
     with together(ForeignError):
         stored = tensors(ROOT / folder)
         for name, weight in model.named_parameters():
-            rows = model.vocab_size if name in OF_ENTRIES else len(weight)
             try:
-                copy(stored, their_name(name), weight, rows)
+                copy(stored, their_name(name), weight, their_shape(model, name, weight))
             except (OSError, SafetensorError) as error:
                 raise ForeignError(f"{ROOT / folder}: cannot be read ({error}).") from error
 
 
 @torch.no_grad()
-def copy(stored: dict[str, Stored], name: str, weight: Any, rows: int) -> None:
-    """Copy the first `rows` rows of a weight, as far as this process holds them. Raises ForeignError."""
-    shape = (rows, *weight.shape[1:])
+def copy(stored: dict[str, Stored], name: str, weight: Any, shape: tuple[int, ...]) -> None:
+    """Copy the rows of a weight, as far as this process holds them. Raises ForeignError.
+
+    shape: in the file, which has no rows that pad the vocabulary.
+    """
     if name not in stored or stored[name].shape != shape:
         raise ForeignError(
             f"The folder has no {name} of shape {list(shape)}: it has changed since it was checked."
         )
     path = stored[name].path
     local, first = find_part(weight)
-    count = min(len(local), rows - first)
-    step = max(1, PIECE // math.prod(shape[1:]))
+    end = min(first + len(local), shape[0])
+    if end <= first:  # this process holds only rows that pad the vocabulary
+        return
     with open_file(path) as file:
-        whole = file.get_slice(name)
-        for start in range(0, count, step):
-            end = min(start + step, count)
-            values = whole[first + start : first + end].float()
-            if not values.isfinite().all():
-                raise ForeignError(
-                    f"{path}: {name} holds values that are infinite or NaN. Download the file again, "
-                    "or choose other weights."
-                )
-            local[start:end] = values
+        values = file.get_slice(name)[first:end].float()
+    if not values.isfinite().all():
+        raise ForeignError(
+            f"{path}: {name} holds values that are infinite or NaN. Download the file again, or choose "
+            "other weights."
+        )
+    local[: end - first] = values
 
 
 def find_part(weight: Any) -> tuple[Tensor, int]:

@@ -107,13 +107,14 @@ def test_without_a_bundle_the_rest_is_measured_and_the_code_says_so(trained, tmp
     assert "there is no such run" in evaluate(env | {"RUN_NAME": "none"}, code=78)
 
 
-def test_the_advice_names_the_text_that_was_given(monkeypatch):
-    monkeypatch.setattr(eval_run, "stored_config", lambda paths: {"settings": {"DATA_DIR": "d"}})
+def test_the_advice_names_the_text_that_was_given():
     c = Config.of_preset(DATA="my novel.txt")
-    said = eval_run.explain_absence(c)
+    said = eval_run.explain_absence(c, {})
     assert said.endswith(" VOCAB_SIZE=4096 DATA='my novel.txt' DATA_DIR=data")
     c = Config.of_preset(DATA_MIX="python:1")
-    assert eval_run.explain_absence(c).endswith(" VOCAB_SIZE=4096 DATA_MIX=python:1 DATA_DIR=data")
+    assert eval_run.explain_absence(c, {}).endswith(
+        " VOCAB_SIZE=4096 DATA_MIX=python:1 DATA_DIR=data"
+    )
 
 
 def test_a_run_is_scored_on_the_text_that_it_held_out_or_not_at_all(trained, tmp_path):
@@ -182,6 +183,6 @@ def test_interrupted_it_says_so_and_writes_nothing(trained, tmp_path):
         wait_for(output, "weights of")
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         assert process.wait(120) == 143
-    assert "Interrupted; nothing was written." in output.read_text()
+    assert "Interrupted. The same command starts again." in output.read_text()
     assert "Traceback" not in output.read_text()
     assert sorted((run / "eval").glob("*")) == before

@@ -20,7 +20,7 @@ from train.data import prepare
 from train.data.manifest import DataError
 from train.data.shards import ShardSet, write_shard
 from train.distributed.world import World
-from train.evaluate.scoring import OutOfTime, ScoringFailed, alarm
+from train.evaluate.scoring import ScoringFailed
 from train.evaluate.validation import Evaluator
 from train.model.generate import continue_text
 from train.model.model import build
@@ -205,20 +205,6 @@ def test_a_run_scores_the_shards_that_there_were_when_it_began(parts, tmp_path: 
     assert {shard for _, shard, _ in Evaluator(c, grown, lengths, ALONE).full} == {0, 1}
 
 
-def test_ranks_share_the_windows_out_without_overlap(parts) -> None:
-    c, vocabulary, sources, evaluator = parts
-    model, whole = build(c, ALONE.device), None
-    whole = evaluator(model, full=True)
-    shares = []
-    for rank in range(3):
-        mine = Evaluator(
-            c, sources, vocabulary.byte_lengths(), dataclasses.replace(ALONE, rank=rank, size=3)
-        )
-        shares.append(mine(model, full=True))
-    assert sum(s.tokens for s in shares) == whole.tokens
-    assert sum(s.nats for s in shares) == pytest.approx(whole.nats, rel=1e-6)
-
-
 def test_an_evaluation_keeps_nothing_for_backward(parts) -> None:
     c, _, _, evaluator = parts
     model = build(c, ALONE.device)
@@ -305,13 +291,6 @@ def test_no_pass_through_a_split_model_is_cut_short(parts, monkeypatch: pytest.M
     monkeypatch.setattr(broken, "forward", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):  # in a pass: the others cannot be told
         evaluator(broken)
-
-
-def test_the_alarm_rings_wherever_python_waits() -> None:
-    with pytest.raises(OutOfTime), alarm(0.1):
-        time.sleep(30)
-    with alarm(math.inf):
-        pass
 
 
 @pytest.mark.fault(10)

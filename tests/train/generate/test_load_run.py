@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import re
 import shutil
 from pathlib import Path
 
@@ -248,22 +247,11 @@ def test_a_damaged_config_json_is_named_with_the_setting(run: Run) -> None:
     assert equal(run.open(), run.weights[3])  # of a setting that this version does not know
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (None, "is missing, but the run has checkpoints"),
-        ("", "is empty"),
-        ("{}", "is not the config.json"),
-        ("[1, 2]", "is damaged"),
-        ("[" * 10_000, "is damaged"),
-    ],
-)
-def test_without_its_settings_a_run_is_not_used(run: Run, content: str | None, words: str) -> None:
-    path = run.folder / "config.json"
-    path.unlink()
-    if content is not None:
-        path.write_text(content)
-    with pytest.raises(RunFolderError, match=rf"config\.json: {re.escape(words)}.*Restore"):
+def test_without_its_settings_a_run_is_not_used(run: Run) -> None:
+    (run.folder / "config.json").unlink()
+    with pytest.raises(
+        RunFolderError, match=r"config\.json: is missing, but the run has check.*Restore"
+    ):
         run.open()
 
 
@@ -300,19 +288,6 @@ def test_a_run_that_was_copied_elsewhere_has_its_own_tokenizer(run: Run, tmp_pat
     (run.folder / "tokenizer.json").write_bytes(content + b"\n")  # another one
     with pytest.raises(TokenizerError, match="was trained with another tokenizer"):
         run.open()
-
-
-def test_one_of_the_data_folder_is_found_without_shards_and_pins(run: Run, tmp_path: Path) -> None:
-    facts = json.loads((run.folder / "config.json").read_text())
-    facts["settings"]["TOKENIZER"] = "train"
-    (run.folder / "config.json").write_text(json.dumps(facts))
-    kept = tmp_path / "data" / "tokenizers" / "some-name" / "tokenizer.json"
-    kept.parent.mkdir(parents=True)
-    c = dataclasses.replace(run.config, data_dir=str(tmp_path / "data"), device="cpu")
-    with pytest.raises(TokenizerError, match=r"is missing: .*prepare the data with: make data"):
-        open_trained(c, ALONE, given=RUN)
-    kept.write_text(Path(run.config.tokenizer).read_text())
-    assert open_trained(c, ALONE, given=RUN).vocabulary.size == 512
 
 
 # ---- A folder of Hugging Face's

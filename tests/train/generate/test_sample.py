@@ -1,5 +1,6 @@
 """make sample, from what is asked to what is on standard output and which exit code says so."""
 
+import contextlib
 import io
 import json
 import os
@@ -63,7 +64,12 @@ class Shell:
             patch.setattr(
                 "logging.Logger.error", lambda _, text, *more: sys.stderr.write(f"{text % more}\n")
             )
-            assert sampling.main(chat) == code
+            patch.setattr("signal.signal", lambda *_: None)
+            patch.setattr(os, "_exit", sys.exit)  # Ctrl-C
+            with contextlib.suppress(SystemExit):
+                assert sampling.main(chat) == code
+                return self.capfd.readouterr()
+            assert code == 130
         return self.capfd.readouterr()
 
 

@@ -23,9 +23,9 @@ from train.data.data_paths import core_bundle_path
 from train.data.prepare import one_at_a_time
 from train.data.sources.content import digest_of, looks_like
 from train.data.sources.fetch import download
-from train.data.sources.hub import DISK, PASSES, SILENCE_S, Again, ask_until
+from train.data.sources.hub import DISK, PASSES, SILENCE_S, ask_until
 from train.data.sources.source import CorpusError
-from train.evaluate.core.metric import MODELS
+from train.evaluate.core.metric import PUBLISHED
 from train.evaluate.core.tasks import (
     CORE_TASKS,
     CoreError,
@@ -78,7 +78,7 @@ class Bundle:
                 f"{path}: none of its {len(declared)} tasks is there; the first would be "
                 f"{self.root}eval_data/{declared[0].file}"
             )
-        self.tables = {model: table for model in MODELS if (table := self.read_table(model))}
+        self.tables = {model: table for model in PUBLISHED if (table := self.read_table(model))}
         read = "".join(f"{name} {digest}\n" for name, digest in sorted(self.digests.items()))
         self.sha256 = hashlib.sha256(read.encode()).hexdigest()
 
@@ -95,7 +95,11 @@ class Bundle:
                 if (top / f"{folder}{TASK_LIST}").is_file():
                     return folder
         except DAMAGE as error:
-            raise CoreError(f"{self.path}: {describe_file(self.path)} ({error})") from None
+            size = self.path.stat().st_size
+            raise CoreError(
+                f"{self.path}: {size} bytes that are no whole .zip of a bundle{looks_like(self.path)} "
+                f"({error})"
+            ) from None
         raise CoreError(
             f"{self.path}: has no {TASK_LIST}, so that it is no bundle of CORE; it needs {TASK_LIST}, "
             f"{META} and eval_data/ (docs/evaluation.md)"
@@ -132,16 +136,13 @@ class Bundle:
         name = f"openai-community-{model}.csv"
         if not self.has(name):
             return {}
-        table = {}
+        rows = csv.reader(io.StringIO(self.read(name).decode(errors="replace")))
+        next(rows, None)  # Task, Accuracy, Centered
         try:
-            rows = list(csv.reader(io.StringIO(self.read(name).decode())))
-            for row in rows[1:]:
-                if len(row) >= 3 and row[2].strip():
-                    table[row[0].strip()] = float(row[2])
-        except ValueError:
+            return {row[0].strip(): float(row[2]) for row in rows if any(row)}
+        except (IndexError, ValueError):
             log.warning("%s: %s is no table of Task, Accuracy, Centered", self.path, name)
             return {}
-        return table
 
     def describe(self) -> str:
         """Return what it is, for a line of the log."""
@@ -168,15 +169,19 @@ def open_bundle(setting: str, data_dir: Path) -> Bundle:
 
 def bring(setting: str, path: Path) -> None:
     """Download a bundle unless it is there; one process at a time. Raises CoreError."""
-    url, _, sha256 = setting.rpartition("@sha256:")
-    if not url:
+    url, _, sha256 = setting.rpartition("@")
+    if not sha256.startswith("sha256:"):
         raise CoreError(f"CORE_BUNDLE={setting}: an address needs its hash: {ADDRESS}")
+
+    def is_whole() -> bool:
+        return path.is_file() and digest_of(path, "sha256") == sha256
+
     try:
-        if is_whole(path, sha256):  # also where nothing can be written
+        if is_whole():  # also where nothing can be written
             return
         with one_at_a_time(path.parent):
-            if not is_whole(path, sha256):  # or another process was faster
-                replace(path, url, sha256)
+            if not is_whole():  # or another process was faster
+                fetch(url, sha256, path)
     except OSError as error:
         raise CoreError(
             f"{path}: cannot be kept ({error.strerror or error}); make room, or choose another "
@@ -184,15 +189,8 @@ def bring(setting: str, path: Path) -> None:
         ) from None
 
 
-def replace(path: Path, url: str, sha256: str) -> None:
+def fetch(url: str, sha256: str, path: Path) -> None:
     """Download a bundle in place of what is there. Raises CoreError."""
-    if path.is_file():
-        log.warning(
-            "%s: is not the bundle that it was (%s); it is downloaded again",
-            path,
-            describe_file(path),
-        )
-        path.unlink()
     partial = path.with_suffix(".part")
 
     def get() -> None:
@@ -204,7 +202,7 @@ def replace(path: Path, url: str, sha256: str) -> None:
             shutil.copyfileobj(answer, file)
 
     try:
-        ask_until(url, lambda: download(partial, None, f"sha256:{sha256}", get), judge, SILENCE_S)
+        ask_until(url, lambda: download(partial, None, sha256, get), judge, SILENCE_S)
         Bundle(partial)  # whole to the last example
         partial.replace(path)
     except CorpusError as error:
@@ -214,30 +212,16 @@ def replace(path: Path, url: str, sha256: str) -> None:
         ) from None
     finally:
         partial.unlink(missing_ok=True)
-    log.info("CORE bundle from %s: %d bytes, sha256 %s", url, path.stat().st_size, sha256)
+    log.info("CORE bundle from %s: %d bytes, %s", url, path.stat().st_size, sha256)
 
 
 def judge(error: Exception) -> tuple[str, float]:
     """Return what failed, for another try. Raises CoreError or OSError if that cannot help."""
     if isinstance(error, urllib.error.HTTPError):
-        start = error.read(40)
-        answer = f"it answers {error.code} with {start!r}"
+        answer = f"it answers {error.code} with {error.read(40)!r}"
         if error.code in PASSES or error.code >= 500:
             return answer, 0.0
         raise CoreError(answer) from None
     if isinstance(error, OSError) and error.errno in DISK:
         raise error
-    text = str(error)
-    if not isinstance(error, Again):
-        text = f"{type(error).__name__}: {text}"
-    return text, 0.0
-
-
-def is_whole(path: Path, sha256: str) -> bool:
-    """Whether the bundle is there, with its hash."""
-    return path.is_file() and digest_of(path, "sha256") == f"sha256:{sha256}"
-
-
-def describe_file(path: Path) -> str:
-    """Say what lies there in place of a bundle."""
-    return f"{path.stat().st_size} bytes that are no whole .zip of a bundle{looks_like(path)}"
+    return str(error), 0.0

@@ -13,20 +13,10 @@ from train.evaluate.core.tasks import CORE_TASKS, Task
 
 Z = 1.96  # standard deviations of a 95% interval
 
-# Centered accuracies of OpenAI's checkpoints, and CORE, as published: karpathy/nanochat,
-# dev/estimate_gpt3_core.ipynb (Jan 2026). A bundle's own tables (openai-community-gpt2*.csv) win.
-MODELS = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
-SIZES = dict(zip(MODELS, ("124M", "355M", "774M", "1.6B"), strict=True))
-PUBLISHED = {
-    "hellaswag_zeroshot": (0.0780, 0.1867, 0.2533, 0.3360),
-    "lambada_openai": (0.3229, 0.4260, 0.4880, 0.5230),
-    "hellaswag": (0.0772, 0.1933, 0.2587, 0.3493),
-    "piqa": (0.2459, 0.3400, 0.3960, 0.4500),
-    "arc_easy": (0.2166, 0.3067, 0.3800, 0.4600),
-    "arc_challenge": (-0.0375, 0.0160, 0.0187, 0.0653),
-    "CORE": (0.1139, 0.1849, 0.2146, 0.2565),
-}
-SHOWN = ("gpt2", "gpt2-xl")
+# CORE of OpenAI's checkpoints, where a bundle has no tables of them (openai-community-gpt2*.csv), as
+# published: karpathy/nanochat, dev/estimate_gpt3_core.ipynb (Jan 2026).
+PUBLISHED = {"gpt2": 0.1139, "gpt2-medium": 0.1849, "gpt2-large": 0.2146, "gpt2-xl": 0.2565}
+SHOWN = {"gpt2": "GPT-2 124M", "gpt2-xl": "GPT-2 1.6B"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,29 +38,26 @@ class Counts:
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """A task's result.
-
-    Attributes:
-        accuracy: from 0 to 1.
-        centred: the same, 0 for guessing and 1 for all right.
-        interval: of `centred`, 95%: (low, high).
-    """
+    """A task's result, of at least one question."""
 
     task: Task
     counts: Counts
-    accuracy: float
-    centred: float
-    interval: tuple[float, float]
 
-    @classmethod
-    def of(cls, task: Task, counts: Counts) -> "Score | None":
-        """Return None if nothing was asked."""
-        if not counts.asked:
-            return None
-        accuracy = counts.right / counts.asked
-        low, high = wilson(counts.right, counts.asked)
-        interval = (task.centred(low), task.centred(high))
-        return cls(task, counts, accuracy, task.centred(accuracy), interval)
+    @property
+    def accuracy(self) -> float:
+        """From 0 to 1."""
+        return self.counts.right / self.counts.asked
+
+    @property
+    def centred(self) -> float:
+        """The same, 0 for guessing and 1 for all right."""
+        return self.task.centred(self.accuracy)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95% interval of `centred`: (low, high)."""
+        low, high = wilson(self.counts.right, self.counts.asked)
+        return self.task.centred(low), self.task.centred(high)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,14 +79,12 @@ class Result:
         scores = {}
         reasons = dict(missing)
         for task in tasks:
-            if task.label not in counts:
-                continue
-            if score := Score.of(task, counts[task.label]):
-                scores[task.label] = score
+            if counts[task.label].asked:
+                scores[task.label] = Score(task, counts[task.label])
             else:
                 reasons[task.label] = "none of its questions could be asked"
         absent = [label for label in CORE_TASKS if label not in scores]
-        return cls(scores, {label: reasons.get(label, "not in the bundle") for label in absent})
+        return cls(scores, {label: reasons[label] for label in absent})
 
     @property
     def counted(self) -> list[Score]:
@@ -156,12 +141,8 @@ def wilson(right: int, asked: int) -> tuple[float, float]:
 
 
 def references(tables: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    """Return model -> label or CORE -> centered accuracy: the bundle's tables, else as published."""
-    found = {}
-    for number, model in enumerate(MODELS):
-        published = {label: values[number] for label, values in PUBLISHED.items()}
-        found[model] = dict(tables.get(model) or published)
-    return found
+    """Return model -> label or CORE -> centered accuracy: the bundle's tables, else CORE as published."""
+    return {model: dict(tables.get(model) or {"CORE": core}) for model, core in PUBLISHED.items()}
 
 
 ROW = "{:<33}{:>6}{:>7}{:>10}{:>10}{:>20}{:>13}{:>13}"
@@ -174,22 +155,22 @@ def format_table(result: Result, others: Mapping[str, Mapping[str, float]]) -> I
         gpt2 = [format_number(others[model].get(label)) for model in SHOWN]
         return ROW.format(label, *cells, *gpt2)
 
-    gpt2 = [f"GPT-2 {SIZES[model]}" for model in SHOWN]
-    yield ROW.format("task", "shots", "n", "accuracy", "centered", "95% interval", *gpt2)
+    yield ROW.format("task", "shots", "n", "accuracy", "centered", "95% interval", *SHOWN.values())
     for label in CORE_TASKS:
         yield format_row(label, *format_score(result.scores.get(label)))
     for label, score in result.scores.items():
         if label not in CORE_TASKS:
             yield format_row(f"{label} (not of CORE)", *format_score(score))
-    count = str(len(result.counted))
+    mean, margin = result.partial, result.margin
     span = ""
-    if result.partial is not None and result.margin is not None:
-        low, high = result.partial - result.margin, result.partial + result.margin
-        span = f"{low:.4f} to {high:.4f}"
-    core_span = "" if result.lacking else span
-    yield format_row("CORE", "", count, "", format_number(result.core), core_span)
+    if mean is not None and margin is not None:
+        span = f"{mean - margin:.4f} to {mean + margin:.4f}"
+    count = str(len(result.counted))
     if result.lacking:
-        yield format_row("core_partial", "", count, "", format_number(result.partial), span)
+        yield format_row("CORE", "", count, "", format_number(None), "")
+        yield format_row("core_partial", "", count, "", format_number(mean), span)
+    else:
+        yield format_row("CORE", "", count, "", format_number(mean), span)
     for label, why in result.lacking.items():
         yield f"missing: {label}: {why}"
     for label, score in result.scores.items():
@@ -200,12 +181,13 @@ def format_table(result: Result, others: Mapping[str, Mapping[str, float]]) -> I
 def format_score(score: Score | None) -> list[str]:
     if score is None:
         return ["", "0", "missing", "n/a", ""]
+    low, high = score.interval
     return [
         str(score.task.shots),
         str(score.counts.asked),
-        f"{score.accuracy:.4f}",
-        f"{score.centred:.4f}",
-        "{:.4f} to {:.4f}".format(*score.interval),
+        format_number(score.accuracy),
+        format_number(score.centred),
+        f"{low:.4f} to {high:.4f}",
     ]
 
 
