@@ -116,7 +116,9 @@ class Setting:
             is_valid = text in ("0", "1")
             value = text == "1"
         elif self.kind is str:
-            is_valid = re.fullmatch(self.format.pattern, text) is not None
+            # UTF-8 whatever the locale has; bytes that are none stay surrogates
+            value = text.encode(errors="surrogateescape").decode(errors="surrogateescape")
+            is_valid = re.fullmatch(self.format.pattern, value) is not None
         else:
             value = self.parse_number(text)
             is_valid = value is not None
