@@ -23,7 +23,7 @@ import pyarrow.parquet
 from train.data.sources.content import BYTE_ORDER_MARK, compression_of, foreign, format_of
 
 LONGEST_TEXT = 2**28  # bytes; also of a line of JSON
-LONGEST_ARRAY = 2**31  # characters; it takes a few times as much memory
+LONGEST_ARRAY = 2**29  # characters; it takes a few times as much memory
 BATCH_BYTES, BATCH_ROWS = 2**23, 1024
 BUFFER_BYTES = 2**20
 # Encodings in which a value may be as large as the whole column, whatever the mean is.
