@@ -192,14 +192,21 @@ def look_up(paths: RunPaths) -> tuple[dict[str, Any], str]:
             return {}, ""
     except ValueError as error:
         fault = str(error)
+    return recall(paths), f"  (STATUS.json {fault}; this is from metrics.jsonl)"
+
+
+def recall(paths: RunPaths) -> dict[str, Any]:
+    """Return what the end of a run's record says of its status."""
     state: dict[str, Any] = {"phase": "unknown"}
     with contextlib.suppress(OSError):
         for record in RecordReader(paths.metrics, LAST_BYTES).read_new():
             state |= {"phase": "training", "heartbeat": record["time"]}
-            state |= {key: record[key] for key in ("host", *KNOWN) if key in record}
+            for key in ("host", *KNOWN):
+                if record.get(key) is not None:
+                    state[key] = record[key]
             if record["event"] == "end":
                 state["phase"] = record.get("reason", "done")
-    return state, f"  (STATUS.json {fault}; this is from metrics.jsonl)"
+    return state
 
 
 def line_of(name: str, state: dict[str, Any], phase: str, over: bool, now: float) -> str:
@@ -219,8 +226,10 @@ def describe_results(paths: RunPaths) -> str:
     if is_closed(paths):
         return ""
     state, _ = look_up(paths)
+    if "val_loss" not in state:  # written by an earlier version
+        state["val_loss"] = recall(paths).get("val_loss")
     text = ""
-    if is_number(state.get("val_loss")):
+    if is_number(state["val_loss"]):
         text += f"  validation {state['val_loss']:.4f}"
     if is_number(state.get("heartbeat")):
         text += time.strftime("  %Y-%m-%d", time.localtime(state["heartbeat"]))

@@ -305,11 +305,15 @@ def test_runs_are_listed_with_validation_loss_date_and_size(
     paths.status.unlink()  # the end of the record has it too
     recorder = Recorder(paths, True, 0, 20, 5)
     recorder.evaluation(5, 0, val_loss=2.0, val_loss_by_source={"a": 9.0})
+    recorder.evaluation(6, 0, val_loss=None, error="no time")
     recorder.close()
     with open(paths.metrics, "ab") as file:
         file.write(b'{"event": "eval", "val_loss": 1.0')  # a kill came
     assert status.main(["runs"]) == 0
     assert "  validation 2.0000  20" in capsys.readouterr().out
+    Status(paths.status, True, phase="done", heartbeat=0).beat(step=5)  # as earlier versions did
+    assert status.main(["runs"]) == 0
+    assert "step 5  validation 2.0000  20" in capsys.readouterr().out
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
