@@ -44,7 +44,7 @@ class Watching(Section):
     )
     log_dir: str = setting(
         "",
-        "Folder with logs of this or another trainer to plot. Default: the log of RUN_NAME.",
+        "A log of this or another trainer, or a folder of logs, to plot instead of RUN_NAME.",
         example="logs",
         used_by={"plots"},
     )
