@@ -226,7 +226,7 @@ def test_another_model_or_other_data_do_not_go_on(
         path,
         metadata={"format": "pt"},
     )
-    assert "what MODEL, DATA and EVAL_DATA name have changed" in finetune(more, code=78)
+    assert "DATA, EVAL_DATA or MODEL name have changed" in finetune(more, code=78)
 
 
 REFUSED: list[tuple[dict[str, str], int, str]] = [
