@@ -67,8 +67,9 @@ def main() -> int:
             print_table(comparison.rows, "", *comparison.sentences)
             name = re.sub("[^A-Za-z0-9_.-]+", "_", "-".join(groups))[:NAME_LENGTH]
             page = runs_dir / "compare" / f"{name}.html"
-            picture = write_figure(page.with_suffix(".png"), runs)
-            write_page(page, runs, picture, comparison)
+            picture = page.with_suffix(".png")
+            write_figure(picture, runs)
+            write_page(page, runs, picture.read_bytes(), comparison)
             sys.stdout.write(f"Curves: {show_path(page)}. For a paper: FIGURE=loss.pdf\n")
         if config.figure:
             lines = next(read_lines(groups, ("tokens", "step"), is_range=True), None)

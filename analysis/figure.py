@@ -51,8 +51,8 @@ def open_figure(path: Path, width: float, height: float, dpi: int) -> Iterator["
         write_whole(path, content.getvalue())
 
 
-def write_figure(path: Path, runs: Sequence[Run], dpi: int = DPI) -> bytes:
-    """Write all panels of the steps of these runs that have data, and return what was written. Raises OSError."""
+def write_figure(path: Path, runs: Sequence[Run], dpi: int = DPI) -> None:
+    """Write all panels of the steps of these runs that have data. Raises OSError."""
     panels = [panel for panel in PANELS if panel.kind == "steps" and has_data(panel, runs)]
     rows = max(1, math.ceil(len(panels) / COLUMNS))
     height = rows * PANEL_INCHES + len(runs) // COLUMNS * LEGEND_INCHES
@@ -62,7 +62,6 @@ def write_figure(path: Path, runs: Sequence[Run], dpi: int = DPI) -> bytes:
         if panels:
             handles = figure.axes[0].get_legend_handles_labels()
             figure.legend(*handles, loc="outside lower center", ncols=COLUMNS)
-    return path.read_bytes()
 
 
 def has_data(panel: Panel, runs: Sequence[Run]) -> bool:

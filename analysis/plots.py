@@ -125,8 +125,8 @@ def write_outputs(
             write_figure(output, numbered, PAPER_DPI)
             lines.append(str(output))
         else:
-            picture = write_figure(output / FIGURE, numbered, DPI)
-            write_page(output / PAGE, numbered, picture)
+            write_figure(output / FIGURE, numbered, DPI)
+            write_page(output / PAGE, numbered, (output / FIGURE).read_bytes())
             lines += [str(output / FIGURE), str(output / PAGE)]
     except OSError as error:
         problems.append(

@@ -112,7 +112,7 @@ class ColumnBuilder:
     def add(self, row: int, values: Mapping[str, Any]) -> None:
         """Add what a row says; only its numbers."""
         for name, value in values.items():
-            if type(value) in (float, int):  # a bool is none
+            if is_number(value):
                 rows, numbers = self.by_name[name]
                 rows.append(row)
                 numbers.append(value)
@@ -123,6 +123,11 @@ class ColumnBuilder:
         for name, (rows, numbers) in self.by_name.items():
             columns[name][rows] = numbers
         return columns
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a number. A bool is none."""
+    return type(value) in (int, float)
 
 
 def read_run(folder: Path) -> Run:

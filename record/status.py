@@ -243,7 +243,8 @@ def describe_results(paths: RunPaths) -> str:
 
 def describe_wandb(paths: RunPaths) -> str:
     """Return a line that says where the run is at W&B; "" if it is not."""
-    where = read(paths.wandb_state).get("where")
+    state = read(paths.wandb_state)
+    where = state.get("where") or state.get("url")  # as earlier versions wrote it
     return f"\n{'':30} W&B: {where}" if where else ""
 
 

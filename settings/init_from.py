@@ -118,7 +118,8 @@ def find_unsupported(facts: Values, values: Values) -> Iterator[str]:
 
 def show(value: Any) -> str:
     """Return a value of JSON for a message, cut short."""
-    return json.dumps(value)[:60]
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def find_contradictions(folder: str, shape: Values, values: Values) -> dict[str, str]:

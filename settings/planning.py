@@ -52,7 +52,7 @@ class Planning(Section):
     )
     price_kwh: Positive | None = setting(
         None,
-        "Price of electricity per kWh, in the same currency. `make energy` adds it to that of the GPUs.",
+        "Price of electricity per kWh, in the same currency. `make energy` adds both.",
         used_by=TRAIN | {"energy"},
     )
     target_hours: Positive | None = setting(

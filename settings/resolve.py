@@ -70,16 +70,7 @@ def resolve(
     """
     environ = os.environ if environ is None else environ
     target = environ.get("MAKE_TARGET", "")
-    goals: list[str] = []
-    if target:
-        goals = environ.get("MAKE_GOALS", target).split()
-    targets = TARGETS.intersection(goals)
-    problems = [explain_target(goal) for goal in goals if goal not in TARGETS]
-    if "DATA" in environ.get("MAKE_SETTINGS", "").split() and not environ.get("DATA"):
-        problems.append(
-            "DATA (command line): Is empty. Name a file, a folder or hf:OWNER/NAME, or leave DATA out."
-        )
-
+    targets, problems = read_goals(environ)
     weakest = list_defaults(target, defaults or {})
     typed = sources.read_command_line(environ)
     environment = sources.read_environment(environ)
@@ -155,6 +146,19 @@ def resolve(
         problems,
         warnings,
     )
+
+
+def read_goals(environ: Texts) -> tuple[Set[str], list[str]]:
+    """Return the targets that make was asked for, and what is wrong with that command line."""
+    goals: list[str] = []
+    if environ.get("MAKE_TARGET"):
+        goals = environ.get("MAKE_GOALS", environ["MAKE_TARGET"]).split()
+    problems = [explain_target(goal) for goal in goals if goal not in TARGETS]
+    if "DATA" in environ.get("MAKE_SETTINGS", "").split() and not environ.get("DATA"):
+        problems.append(
+            "DATA (command line): Is empty. Name a file, a folder or hf:OWNER/NAME, or leave DATA out."
+        )
+    return TARGETS.intersection(goals), problems
 
 
 def find_purpose(target: str, config: Config) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from analysis.logs.dialect import Dialect, Line, Values
-from analysis.runs import COLUMNS, ColumnBuilder
+from analysis.runs import COLUMNS, ColumnBuilder, is_number
 
 UNKNOWN = sys.maxsize  # higher than any rank
 SEARCHED = 500  # characters of a line that was not understood
@@ -248,11 +248,6 @@ def open_log(path: Path) -> Any:
     with opener(path, "rb") as file:
         encoding = "utf-16" if file.read(2) in BYTE_ORDER_MARKS else "utf-8"
     return opener(path, "rt", encoding=encoding, errors="replace")
-
-
-def is_number(value: Any) -> bool:
-    """Return whether a value is a number. A bool is none."""
-    return type(value) in (int, float)
 
 
 def read_clock(text: str) -> float | None:

@@ -57,13 +57,11 @@ def ended(job: Thing) -> str:
     """ "Complete" or "Failed" where the Job is over, else ""."""
     status = job.get("status") or {}
     found = {c["type"] for c in status.get("conditions") or [] if c.get("status") == "True"}
-    return (
-        "Failed"
-        if found & {"Failed", "FailureTarget"}
-        else "Complete"
-        if found & {"Complete", "SuccessCriteriaMet"}
-        else ""
-    )
+    if found & {"Failed", "FailureTarget"}:
+        return "Failed"
+    if found & {"Complete", "SuccessCriteriaMet"}:
+        return "Complete"
+    return ""
 
 
 def failure(job: Thing) -> Thing:
@@ -107,12 +105,10 @@ def state(job: Thing, pods: list[Thing]) -> str:
     now = newest(pods)
     done = sum((pod.get("status") or {}).get("phase") == "Succeeded" for pod in now)
     running = sum(runs(pod) for pod in now)
-    if running + done == wanted:
-        return (
-            f"running: {'its pod runs' if wanted == 1 else f'all {wanted} pods run'}"
-            if not done
-            else f"ending: {done} of {wanted} pods are done"
-        )
+    if running + done == wanted and done:
+        return f"ending: {done} of {wanted} pods are done"
+    if running == wanted:
+        return "running: its pod runs" if wanted == 1 else f"running: all {wanted} pods run"
     return f"waiting for pods: {running + done} of {wanted} run"
 
 

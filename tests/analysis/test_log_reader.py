@@ -68,7 +68,7 @@ def test_lines_that_look_like_steps_are_counted_and_the_first_shown(read):
 @pytest.mark.parametrize(
     ("first", "then", "lost"),
     [
-        ((0, 10), (0, 5), None),  # begins anew
+        ((0, 10), (0, 5), None),  # a new run
         ((1, 10), (1, 5), None),
         ((500, 510), (505, 512), 6),  # resumed at 505
         ((500, 510), (500, 512), 11),  # nothing was saved since

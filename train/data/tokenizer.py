@@ -123,7 +123,8 @@ class Vocabulary:
 
         Memory is bounded by BATCH_BYTES and the longest text: long ones are encoded in pieces over several batches,
         short ones share a batch. A thread has a batch encoded while the caller's draws the texts of the next and makes
-        arrays of the last, so that at most two batches are read ahead of what was yielded. A text with a lone surrogate is a TypeError.
+        arrays of the last, so that at most two batches are read ahead of what was yielded. A text with a lone surrogate
+        is a TypeError.
         """
         drawn = batches(texts)
         parts: list[np.ndarray] = []

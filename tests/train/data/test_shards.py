@@ -274,7 +274,7 @@ def test_a_manifest_that_grows_is_taken_in_shard_by_shard(tmp_path):
     shards = ShardSet(tmp_path, partial=True)
     key = shards.key
     assert not shards.refresh() and shards.windows("train", 100) == [2]
-    make(tmp_path, (300,), end=None)  # written anew, with nothing new in it
+    make(tmp_path, (300,), end=None)  # rewritten, with nothing new in it
     assert not shards.refresh()
     for sizes in ((300, 201), (300, 201, 350, 500)):
         make(tmp_path, sizes, end=None)

@@ -206,6 +206,8 @@ class Relay:
         is_here = path.is_file() and path.stat().st_size == size
         if all(from_all(is_here, self.group)):
             return
+        for leftover in path.parent.glob(f"{path.name}.tmp-*"):  # of a transfer that was killed
+            leftover.unlink(missing_ok=True)
         with open_whole(path) as file:
             for length in piece_lengths(size):
                 piece = torch.empty(length, dtype=torch.uint8)

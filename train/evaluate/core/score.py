@@ -172,7 +172,7 @@ class Core:
             sums.view(len(tasks), -1)[place] += sums.new_tensor(dataclasses.astuple(counts))
             return ""
 
-        with as_written(network):  # each length would be compiled anew
+        with as_written(network):  # each length would be compiled
             values = add_up(
                 model,
                 self.config,
