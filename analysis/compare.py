@@ -13,7 +13,7 @@ from analysis.figure import write_figure, write_paper_figure
 from analysis.groups import NOTHING, compare, group_runs, read_lines
 from analysis.logs.dialect import DialectError
 from analysis.page.build import write_page
-from analysis.read_inputs import RECORD, Inputs, find_paths
+from analysis.read_inputs import Inputs, find_paths, is_record
 from analysis.runs import Run, RunError, keep_numbered
 from analysis.tables import print_table
 from record.exit_codes import BAD_DATA, DONE, INTERRUPTED
@@ -37,7 +37,7 @@ def read_runs(names: str, runs_dir: Path) -> list[Run]:
     for name in map(str.strip, names.rstrip(",").split(",")):
         found = find_paths(name, runs_dir) if name else []
         if not found:
-            known = sorted(path.parent.name for path in runs_dir.glob(f"*/{RECORD}"))
+            known = sorted(path.name for path in runs_dir.glob("*") if is_record(path))
             raise SettingsError(
                 [f"RUNS={name}: {NAMES}. Runs in {runs_dir}: {', '.join(known) or 'none'}"]
             )

@@ -10,8 +10,8 @@ from analysis.energy.join import add_energy
 from analysis.logs.runs import read_log
 from analysis.runs import Run, RunError, read_run
 from analysis.summary import list_remarks
+from record.run_paths import RunPaths
 
-RECORD = "metrics.jsonl"
 LOGS = (".log", ".txt", ".out", ".err", "trainer_state.json")
 
 
@@ -29,7 +29,7 @@ def find_paths(name: str, runs_dir: Path) -> list[Path]:
 
 def is_record(path: Path) -> bool:
     """Return whether a path is the record of a run, or its folder."""
-    return path.name == RECORD or (path / RECORD).is_file()
+    return path == RunPaths(path.parent).metrics or RunPaths(path).metrics.is_file()
 
 
 class Inputs:
@@ -57,15 +57,15 @@ class Inputs:
 
     def read(self, path: Path) -> None:
         """Read a log, a record, a run folder, or all of these in a folder, each once."""
+        if is_record(path) and path.is_dir():
+            path = RunPaths(path).metrics
         real = os.path.realpath(path)
         if real in self.known:
             return
         self.known.add(real)
         try:
-            if path.name == RECORD:
+            if is_record(path):
                 self.add(add_energy(read_run(path.parent)))
-            elif is_record(path):
-                self.read(path / RECORD)
             elif path.is_dir():
                 for child in sorted(path.iterdir()):
                     is_log = child.name.removesuffix(".gz").endswith(LOGS) and child.is_file()
