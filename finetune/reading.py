@@ -23,14 +23,7 @@ from settings import ROOT
 from train.data.sources import rows
 from train.data.sources.content import FORMATS, format_of
 from train.data.sources.fetch import Files
-from train.data.sources.formats import (
-    UNREADABLE,
-    Bad,
-    Broken,
-    check_start,
-    open_parquet,
-    read,
-)
+from train.data.sources.formats import Bad, Broken, open_parquet, read
 from train.data.sources.pin import Pinned, pin
 from train.data.sources.rows import ENOUGH_ROWS
 from train.data.sources.source import DECLARED, CorpusError, Source
@@ -208,7 +201,7 @@ def conversations(pinned: Pinned, files: Files, tally: Tally) -> Iterator[Locate
         seen = taken = row = 0
         try:
             columns, unread = columns_of(path, file.name)
-            for row, value in read(path, file.name, columns, True, "", 0):
+            for row, value in read(path, file.name, columns):
                 seen, place = seen + 1, f"{file.name}:{row + 1}"
                 tally.rows += 1
                 made = read_row(value)
@@ -225,10 +218,6 @@ def conversations(pinned: Pinned, files: Files, tally: Tally) -> Iterator[Locate
                 yield Located(made, number, row, place)
         except Broken as broken:
             raise refusal(pinned, file.name, row, str(broken), broken.remedy) from None
-        except UNREADABLE as error:
-            raise refusal(
-                pinned, file.name, row, f"damaged or truncated ({' '.join(str(error).split())})"
-            ) from error
         files.done(number)
     files.close()
 
@@ -254,7 +243,6 @@ def columns_of(path: Path, name: str) -> tuple[tuple[str, ...], list[str]]:
     """(columns to read, columns that are left) of a file that says which it has; else nothing: JSON says it by row."""
     if format_of(name) != "parquet":
         return COLUMNS, []
-    check_start(path, name)
     with open_parquet(path) as file:
         names = file.schema_arrow.names
     if not any(set(columns) <= set(names) for columns in SHAPES.values()):

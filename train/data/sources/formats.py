@@ -4,8 +4,7 @@
 
 Memory is bounded by what one batch decodes to (BATCH_BYTES, or one row if that is larger), not by the
 file: lines are read up to LONGEST_TEXT, and of Parquet so few rows are decoded at once that a dictionary
-cannot multiply them. Only a JSON array is read whole. What is wrong with a file raises Broken, or the error
-of the library that reads it (UNREADABLE).
+cannot multiply them. Only a JSON array is read whole. What is wrong with a file raises Broken.
 """
 
 import gzip
@@ -60,32 +59,34 @@ Rows = Iterator[tuple[int, "dict[str, Any] | Bad"]]
 
 
 def read(
-    path: Path,
-    name: str,
-    columns: tuple[str, ...],
-    is_template: bool,
-    id: str,
-    start: int,
-    piece_bytes: int = 0,
+    path: Path, name: str, columns: tuple[str, ...] = (), start: int = 0, piece_bytes: int = 0
 ) -> Rows:
-    """Return the rows of a file. Those before `start` are left out if the format allows it.
+    """Yield the rows of a file. Those before `start` are left out if the format allows it.
 
     Args:
         path: where it lies.
         name: what it is called; its suffix decides how it is read.
-        columns: what a row's text is made of. Only Parquet needs them, and plain text for its one.
-        is_template: the columns may hold something else than text.
-        id: a column that is read too if there is one.
+        columns: of Parquet, those that are read if there are; of plain text, the one of its text.
         start: the first row that is wanted.
         piece_bytes: plain text is cut into pieces of about this size; 0 leaves it whole.
 
     Raises:
-        Broken: it is an error page, or not what its name says.
+        Broken: it is an error page, not what its name says, damaged or truncated.
     """
-    check_start(path, name)
+    row = -1
+    try:
+        for row, value in read_format(path, name, columns, start, piece_bytes):
+            yield row, value
+    except UNREADABLE as error:
+        raise damaged(error, row + 1) from error
+
+
+def read_format(
+    path: Path, name: str, columns: tuple[str, ...], start: int, piece_bytes: int
+) -> Rows:
     kind = format_of(name)
     if kind == "parquet":
-        return parquet_rows(path, columns, is_template, id, start)
+        return parquet_rows(path, columns, start)
     if kind in ("lines", "json"):
         return json_rows(path, name)
     if piece_bytes:
@@ -93,34 +94,47 @@ def read(
     return text_rows(path, name, columns[0])
 
 
-def check_start(path: Path, name: str) -> None:
-    """Raise Broken if the first bytes are those of an error page, or of another format than the name says."""
+def damaged(error: Exception, row: int | None = None) -> Broken:
+    return Broken(f"damaged or truncated ({' '.join(str(error).split())})", row=row)
+
+
+def check_start(path: Path, kind: str) -> None:
+    """Raise Broken if the first bytes are those of an error page, or of another format or compression."""
     with open(path, "rb") as file:
         start = file.read(40)
     if what := foreign(start):
         raise Broken(f"{what}, {path.stat().st_size} bytes, it starts with {start!r}")
-    kind = compression_of(name) or format_of(name)
     if not start.startswith(MAGIC.get(kind, b"")):
         raise Broken(f"not {kind}, it starts with {start[:8]!r}")
+
+
+def not_utf8(error: UnicodeDecodeError, of: str = "") -> Bad:
+    some = error.object[error.start : error.start + 4]
+    return Bad("utf-8", f"byte {error.start}{of} is {some!r}")
 
 
 # ---- Parquet
 
 
 def open_parquet(path: Path) -> pa.parquet.ParquetFile:
-    """Open a Parquet file, whose pages are checked when they are read. Raises pa.ArrowException."""
-    return pa.parquet.ParquetFile(
-        path, buffer_size=BUFFER_BYTES, page_checksum_verification=True, memory_map=False
-    )
+    """Open a Parquet file, whose pages are checked when they are read. Raises Broken."""
+    try:
+        check_start(path, "parquet")
+        file = pa.parquet.ParquetFile(
+            path, buffer_size=BUFFER_BYTES, page_checksum_verification=True, memory_map=False
+        )
+        names = file.schema_arrow.names
+    except UNREADABLE as error:
+        raise damaged(error) from error
+    if doubled := [name for name in names if names.count(name) > 1]:
+        raise Broken(f"two columns are named {doubled[0]!r}", "Rename one of them")
+    return file
 
 
-def parquet_rows(
-    path: Path, columns: tuple[str, ...], is_template: bool, id: str, start: int
-) -> Rows:
+def parquet_rows(path: Path, columns: tuple[str, ...], start: int) -> Rows:
     """Of row groups before `start`, only the footer is read."""
     with open_parquet(path) as file:
-        check_columns(file.schema_arrow, columns, is_template)
-        names = [name for name in file.schema_arrow.names if name in (*columns, id)]
+        names = [name for name in file.schema_arrow.names if name in columns]
         row = 0
         for number in range(file.num_row_groups):
             group = file.metadata.row_group(number)
@@ -138,17 +152,6 @@ def parquet_rows(
                     bad = next((value for value in values if type(value) is Bad), None)
                     yield row, bad or dict(zip(names, values, strict=True))
                     row += 1
-
-
-def check_columns(schema: pa.Schema, columns: tuple[str, ...], is_template: bool) -> None:
-    """Raise Broken unless the file has the columns, and the one that is the text holds text."""
-    if doubled := [name for name in schema.names if schema.names.count(name) > 1]:
-        raise Broken(f"two columns are named {doubled[0]!r}", "Rename one of them")
-    for column in columns:
-        if column not in schema.names:
-            raise Broken(f"no column {column!r}; it has: {', '.join(schema.names)}", "column")
-        if not is_template and not is_text(schema.field(column).type):
-            raise Broken(f"column {column!r} is {schema.field(column).type}, not text", "column")
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -186,13 +189,30 @@ def read_cells(column: pa.Array) -> Iterator[Any]:
         try:
             yield cell.as_py()
         except UnicodeDecodeError as error:
-            some = error.object[error.start : error.start + 4]
-            yield Bad("utf-8", f"byte {error.start} is {some!r}")
+            yield not_utf8(error)
         except (ValueError, OverflowError) as error:  # a date after the year 9999
             yield Bad("type", f"a value of {column.type} that Python has not: {error}")
 
 
-# ---- The column of text, where none was named
+# ---- The columns of text
+
+
+def check_columns(path: Path, name: str, columns: tuple[str, ...], is_template: bool) -> None:
+    """Raise Broken unless a file of rows has the columns, and the one that is the text holds text.
+
+    In JSON the first rows decide. is_template: the columns may hold something else than text.
+    """
+    kinds: dict[str, Any] = {}
+    if format_of(name) == "parquet":
+        with open_parquet(path) as file:
+            kinds = {field.name: field.type for field in file.schema_arrow}
+    names = kinds or measure_columns(path, name)
+    for column in columns:
+        if names and column not in names:
+            raise Broken(f"no column {column!r}; it has: {', '.join(names)}", "column")
+        if column in kinds and not is_template and not is_text(kinds[column]):
+            raise Broken(f"column {column!r} is {kinds[column]}, not text", "column")
+
 
 TEXT_COLUMNS = ("text", "content")
 FIRST_ROWS = 100  # by which the column is chosen
@@ -212,8 +232,6 @@ def find_text_column(path: Path, name: str, place: str) -> str:
     Raises:
         Broken: no column holds text, or several do and none is called as text is.
     """
-    if format_of(name) in ("", "text"):
-        return TEXT
     sizes = measure_columns(path, name)
     for column in TEXT_COLUMNS:
         if sizes.get(column) is not None:
@@ -241,7 +259,6 @@ def measure_columns(path: Path, name: str) -> dict[str, int | None]:
     """Count the characters of text in the first rows by column. None: there is something else in it."""
     sizes: dict[str, int | None] = {}
     columns: tuple[str, ...] = ()
-    check_start(path, name)
     if format_of(name) == "parquet":
         with open_parquet(path) as file:
             sizes = dict.fromkeys(file.schema_arrow.names)
@@ -249,10 +266,10 @@ def measure_columns(path: Path, name: str) -> dict[str, int | None]:
         if not columns:
             return sizes
     try:
-        for _, value in itertools.islice(read(path, name, columns, False, "", 0), FIRST_ROWS):
+        for _, value in itertools.islice(read(path, name, columns), FIRST_ROWS):
             if isinstance(value, dict):
                 measure_cells(value, sizes)
-    except (Broken, *UNREADABLE):
+    except Broken:
         if not any(size is not None for size in sizes.values()):
             raise  # else whoever reads the rows finds it again, and says in which
     return sizes
@@ -271,8 +288,9 @@ def measure_cells(row: dict[str, Any], sizes: dict[str, int | None]) -> None:
 
 
 def open_file(path: Path, name: str) -> BinaryIO:
-    """Open a file, decompressed. Both libraries report an end that comes too early."""
+    """Open a file, decompressed. Both libraries report an end that comes too early. Raises Broken."""
     compression = compression_of(name)
+    check_start(path, compression)
     if not compression:
         return open(path, "rb", buffering=BUFFER_BYTES)
     if compression == "gzip":
@@ -340,8 +358,7 @@ def parse_line(row: int, line: bytes, only_objects: bool) -> dict[str, Any] | Ba
             return made
         bad = Bad("not json", f"a JSON value that is no object: {line[:40]!r}")
     except UnicodeDecodeError as error:
-        some = line[error.start : error.start + 4]
-        bad = Bad("utf-8", f"byte {error.start} of the line is {some!r}")
+        bad = not_utf8(error, " of the line")
     except (ValueError, RecursionError):
         if not line.strip():
             return Bad("empty", "a blank line")
@@ -417,8 +434,7 @@ def text_rows(path: Path, name: str, column: str) -> Rows:
     try:
         text = content.removeprefix(BYTE_ORDER_MARK).decode()
     except UnicodeDecodeError as error:
-        some = content[error.start : error.start + 4]
-        yield 0, Bad("utf-8", f"byte {error.start} is {some!r}")
+        yield 0, not_utf8(error)
         return
     if name.endswith(".py"):
         text = text.replace("\r\n", "\n").replace("\r", "\n")

@@ -2,7 +2,7 @@
 
 What is wrong with a file is refused: an error page or a git-lfs pointer, another format than its name
 says, a file that is truncated or damaged, half a last line, a column that it does not have (for JSON:
-that none of the first 100 objects has) or that holds something else than text. The error names the
+that none of the first 100 rows has) or that holds something else than text. The error names the
 file, the line or row, and the remedy; nothing after it is read.
 
 What is wrong with a row is dropped, named and counted by reason (REASONS). A file of which at least
@@ -29,9 +29,10 @@ from train.data.sources.content import EMBEDDED_ONLY, FORMATS, format_of
 from train.data.sources.fetch import Files
 from train.data.sources.formats import (
     LONGEST_TEXT,
-    UNREADABLE,
+    TEXT,
     Bad,
     Broken,
+    check_columns,
     find_text_column,
     read,
 )
@@ -93,16 +94,16 @@ def documents(pinned: Pinned, files: Files, at: Cursor = START) -> Iterator[Docu
     for number in range(at.file, len(pinned.files)):
         path = files.path(number)
         files.prefetch(number + 1)
+        name = pinned.files[number].name
         start = at.row if number == at.file else 0
-        reading = Reading(pinned, number)
         try:
-            column = reading.choose_column(path, column)
-            yield from reading.read(path, start)
+            source = choose_column(pinned.source, path, name)
+            if source.text != column and not pinned.source.text and not is_plain(name):
+                column = source.text
+                say_column(name, column)
+            yield from read_file(pinned, source, path, Cursor(number, start))
         except Broken as broken:
-            raise reading.refusal(str(broken), broken.remedy, broken.row) from None
-        except UNREADABLE as error:
-            what = f"damaged or truncated ({' '.join(str(error).split())})"
-            raise reading.refusal(what, row=reading.rows) from error
+            raise refusal(pinned.source, name, broken) from None
         files.done(number)
 
 
@@ -133,114 +134,87 @@ def check_formats(pinned: Pinned) -> None:
             )
 
 
-class Reading:
-    """What is known of a file while its rows are read."""
+def is_plain(name: str) -> bool:
+    """Tell whether a file is plain text."""
+    return format_of(name) in ("", "text")
 
-    def __init__(self, pinned: Pinned, number: int):
-        self.pinned, self.number = pinned, number
-        self.source = pinned.source
-        self.name = pinned.files[number].name
-        self.is_text = format_of(self.name) in ("", "text")
-        self.rows = 0  # up to the one that is read next, from the start of the file
-        self.count = self.dropped = self.objects = 0
-        self.unseen = set(self.source.columns)  # columns that no object had so far
-        self.columns: dict[str, None] = {}  # of the first objects
-        self.first_drop = 0, ""  # the row that was dropped first, and why
 
-    def choose_column(self, path: Path, before: str) -> str:
-        """Find the column of text where none is named, and return it. before: that of the last file."""
-        source = self.source
-        if source.place and source.text and self.is_text:
+def choose_column(source: Source, path: Path, name: str) -> Source:
+    """Return the source with the column of a file's text, found where none is named. Raises Broken."""
+    if is_plain(name):
+        if source.place and source.text:
             raise Broken("is plain text and has no columns", f"Remove #{source.text}")
-        if source.text:
-            return before
-        column = find_text_column(path, self.name, source.place)
-        self.source = dataclasses.replace(source, text=column)
-        self.unseen = {column}
-        if column != before and not self.is_text:
-            say_column(self.name, column)
-        return column
+        return dataclasses.replace(source, text=source.text or TEXT)
+    if source.text:
+        check_columns(path, name, source.columns, bool(source.template))
+        return source
+    return dataclasses.replace(source, text=find_text_column(path, name, source.place))
 
-    def read(self, path: Path, start: int) -> Iterator[Document | Dropped]:
-        """Yield what becomes of the rows from `start` on. Raises Broken."""
-        source = self.source
-        pieces = piece_bytes(self.pinned) if source.place else 0
-        for row, value in read(
-            path, self.name, source.columns, bool(source.template), source.id, start, pieces
-        ):
-            item = self.take(row, value)
-            self.rows = row + 1
-            if row >= start:
-                yield item
-        self.finish()
 
-    def take(self, row: int, value: dict[str, Any] | Bad) -> Document | Dropped:
-        """Return the document of a row, or why there is none."""
-        self.count += 1
-        at = Cursor(self.number, row)
-        if isinstance(value, dict):
-            if self.unseen:
-                self.look_for_columns(row, value)
-            made = text_of(self.source, value, self.name, row)
-        else:
-            made = value
-        if isinstance(made, Bad):
-            if not self.first_drop[1]:
-                self.first_drop = row, made.what
-            self.dropped += 1
-            return Dropped(made.reason, at, made.what)
-        name, text = made
-        if self.source.place or self.source.hold_out_by == "text":
-            name = hashlib.sha256(text.encode()).hexdigest()  # so the text decides what is held out
-        return Document(name, text, at)
+def read_file(
+    pinned: Pinned, source: Source, path: Path, at: Cursor
+) -> Iterator[Document | Dropped]:
+    """Yield what becomes of the rows of a file from a place on. Raises Broken.
 
-    def look_for_columns(self, row: int, value: Mapping[str, Any]) -> None:
-        """Raise Broken if a column is in none of the first objects."""
-        self.objects += 1
-        self.unseen -= value.keys()
-        self.columns |= dict.fromkeys(list(value)[:20])
-        if self.unseen and self.objects >= ENOUGH_ROWS:
-            self.refuse_columns(row)
+    source: that of the pin, with the column of this file.
+    """
+    name = pinned.files[at.file].name
+    columns = source.columns if is_plain(name) else (*source.columns, source.id)
+    pieces = piece_bytes(pinned) if source.place else 0
+    row = -1
+    count = dropped = 0
+    first = None
+    for row, value in read(path, name, columns, at.row, pieces):
+        item = make_document(source, value, name, Cursor(at.file, row))
+        count += 1
+        if isinstance(item, Dropped):
+            dropped += 1
+            first = first or item
+        if row >= at.row:
+            yield item
+    if first and count == row + 1:  # else another process has read its beginning
+        check_dropped(source, count, dropped, first)
 
-    def refuse_columns(self, row: int | None = None) -> None:
+
+def make_document(
+    source: Source, value: dict[str, Any] | Bad, file: str, at: Cursor
+) -> Document | Dropped:
+    """Return the document of a row, or why there is none."""
+    made = text_of(source, value, file, at.row) if isinstance(value, dict) else value
+    if isinstance(made, Bad):
+        return Dropped(made.reason, at, made.what)
+    name, text = made
+    if source.place or source.hold_out_by == "text":
+        name = hashlib.sha256(text.encode()).hexdigest()  # so the text decides what is held out
+    return Document(name, text, at)
+
+
+def check_dropped(source: Source, count: int, dropped: int, first: Dropped) -> None:
+    """Raise Broken if too many of the rows of a file were dropped."""
+    row = first.at.row
+    if source.place and count == dropped:
+        raise Broken(f"has no text in its {count:,} rows ({first.what})", "Leave it out", row)
+    if count >= ENOUGH_ROWS and dropped > source.max_dropped * count:
         raise Broken(
-            f"no column {min(self.unseen)!r} in {self.objects} rows; they have: "
-            f"{', '.join(self.columns)}",
-            "column",
+            f"{dropped} of {count} rows had to be dropped, more than max_dropped = "
+            f"{source.max_dropped:g} of them ({first.what})",
+            "rows",
             row,
         )
 
-    def finish(self) -> None:
-        """Raise Broken if the whole file was not what it should be."""
-        if self.unseen and self.objects:
-            self.refuse_columns()
-        if self.count < self.rows:
-            return  # another process has read its beginning
-        row, why = self.first_drop
-        if self.source.place and self.count == self.dropped > 0:
-            raise Broken(f"has no text in its {self.count:,} rows ({why})", "Leave it out", row)
-        most = self.source.max_dropped
-        if self.count >= ENOUGH_ROWS and self.dropped > most * self.count:
-            raise Broken(
-                f"{self.dropped} of {self.count} rows had to be dropped, more than max_dropped = "
-                f"{most:g} of them ({why})",
-                "rows",
-                row,
-            )
 
-    def place(self, row: int) -> str:
-        """Name a row as an editor counts: FILE:LINE, or FILE: row N where a row is no line."""
-        if format_of(self.name) == "lines":
-            return f"{self.name}:{row + 1}"
-        return f"{self.name}: row {row + 1}"
+def refusal(source: Source, name: str, broken: Broken) -> CorpusError:
+    """Return the error for a file, or for a row of it, named as an editor counts.
 
-    def refusal(self, what: str, remedy: str = "", row: int | None = None) -> CorpusError:
-        """Return the error for the file, or for a row of it."""
-        source = self.source
-        again = "hub" if source.kind == "hub" else "files"  # on the Hub its bytes are like this
-        remedy = source.remedies.get(remedy or again, remedy)
-        place = self.name if row is None else self.place(row)
-        return CorpusError(f"{place} of {source.name}: {what}. {remedy}.")
+    It is FILE:LINE, or FILE: row N where a row is no line.
+    """
+    place = name
+    if broken.row is not None:
+        separator = ":" if format_of(name) == "lines" else ": row "
+        place = f"{name}{separator}{broken.row + 1}"
+    again = "hub" if source.kind == "hub" else "files"  # on the Hub its bytes are like this
+    remedy = source.remedies.get(broken.remedy or again, broken.remedy)
+    return CorpusError(f"{place} of {source.name}: {broken}. {remedy}.")
 
 
 def text_of(source: Source, value: dict[str, Any], file: str, row: int) -> tuple[str, str] | Bad:
