@@ -20,10 +20,9 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 TEXT_KINDS = {".jsonl": "lines", ".json": "json", ".txt": "text", ".md": "text"}
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 # How a file is read, by the end of its name.
-FORMATS = {".parquet": "parquet", ".py": "text", **TEXT_KINDS}
+FORMATS = {".parquet": "parquet", **TEXT_KINDS}
 for suffix, kind in TEXT_KINDS.items():
     FORMATS |= {suffix + compression: kind for compression in COMPRESSIONS}
-EMBEDDED_ONLY = {".py"}
 
 
 def format_of(name: str) -> str:
@@ -43,6 +42,12 @@ def foreign(start: bytes) -> str:
     if start.lstrip(BYTE_ORDER_MARK + b" \t\r\n").lower().startswith(PAGES):
         return "a web or error page"
     return ""
+
+
+def explain_encoding(path: Path) -> str:
+    """Say how to convert a file that is not UTF-8."""
+    copy = path.with_name(f"utf8-{path.name}")
+    return f"Convert it, for example: iconv -f latin1 -t utf-8 {path} > {copy}"
 
 
 def looks_like(path: Path) -> str:

@@ -11,6 +11,7 @@ that is not what the pin says is deleted and asked for again, within the bounds 
 import shutil
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 
 from train.data.sources.content import difference
@@ -27,7 +28,7 @@ class Files:
         self.name = pinned.source.name
         self.is_on_hub = pinned.source.kind == "hub"
         self.folder = folder / "downloads" / pinned.revision[:12]
-        self.ahead: Download | None = None
+        self.ahead: tuple[int, Future[Path]] | None = None  # a file and its download
         if self.is_on_hub:  # what a killed process left half done
             for path in self.folder.rglob("*.incomplete"):
                 path.unlink(missing_ok=True)
@@ -36,18 +37,28 @@ class Files:
         """Return where file i is, verified; download it if it is not here. Raises CorpusError."""
         if not self.is_on_hub:
             return self.local(self.pinned.files[i])
-        ahead = self.ahead
-        if ahead and ahead.number == i:
-            self.ahead = None
-            return ahead.wait()
-        if ahead and ahead.number != i + 1:
+        number, download = self.ahead or (i + 1, None)
+        if number != i + 1:
             self.ahead = None  # reading went elsewhere: the file stays for later
+        if download and number == i:
+            return download.result()
         return self.downloaded(i)
 
     def prefetch(self, i: int) -> None:
         """Begin to download file i in the background, unless another is under way or there is no such file."""
-        if self.is_on_hub and self.ahead is None and i < len(self.pinned.files):
-            self.ahead = Download(self, i)
+        if not self.is_on_hub or self.ahead or i >= len(self.pinned.files):
+            return
+        download: Future[Path] = Future()
+
+        def run() -> None:
+            try:
+                download.set_result(self.downloaded(i))
+            except Exception as error:  # raised where the file is asked for
+                download.set_exception(error)
+
+        # A daemon does not hold up the end of the process.
+        threading.Thread(target=run, daemon=True, name=f"download-{self.name}-{i}").start()
+        self.ahead = i, download
 
     def done(self, i: int) -> None:
         """Delete file i if it was downloaded."""
@@ -57,7 +68,7 @@ class Files:
     def close(self) -> None:
         """Forget the download under way, and delete the folder of downloads if nothing is in it."""
         ahead, self.ahead = self.ahead, None
-        if not self.is_on_hub or (ahead and ahead.thread.is_alive()):
+        if not self.is_on_hub or (ahead and not ahead[1].done()):
             return
         if not any((self.folder / file.name).exists() for file in self.pinned.files):
             shutil.rmtree(self.folder, ignore_errors=True)  # the client's notes on its downloads
@@ -116,28 +127,3 @@ def download(target: Path, bytes: int | None, digest: str, get: Callable[[], Non
     if wrong := difference(target, bytes, digest):
         target.unlink()
         raise Again(wrong)
-
-
-class Download:
-    """A download in a thread that does not hold up the end of the process."""
-
-    def __init__(self, files: Files, number: int):
-        self.files, self.number = files, number
-        self.outcome: Path | Exception | None = None
-        self.thread = threading.Thread(
-            target=self.run, daemon=True, name=f"download-{files.name}-{number}"
-        )
-        self.thread.start()
-
-    def run(self) -> None:
-        try:
-            self.outcome = self.files.downloaded(self.number)
-        except Exception as error:  # raised where the file is asked for
-            self.outcome = error
-
-    def wait(self) -> Path:
-        """Return its path, or raise its error."""
-        self.thread.join()
-        if isinstance(self.outcome, Path):
-            return self.outcome
-        raise self.outcome or AssertionError("a download ends with a path or an error")

@@ -19,7 +19,13 @@ from typing import Any, BinaryIO, NamedTuple, cast
 import pyarrow as pa
 import pyarrow.parquet
 
-from train.data.sources.content import BYTE_ORDER_MARK, compression_of, foreign, format_of
+from train.data.sources.content import (
+    BYTE_ORDER_MARK,
+    compression_of,
+    explain_encoding,
+    foreign,
+    format_of,
+)
 
 LONGEST_TEXT = 2**28  # bytes; also of a line of JSON
 LONGEST_ARRAY = 2**29  # characters; it takes a few times as much memory
@@ -304,14 +310,6 @@ def open_text(path: Path, name: str) -> io.TextIOWrapper:
     return io.TextIOWrapper(open_file(path, name), encoding="utf-8-sig", newline="")
 
 
-def refuse_encoding(path: Path, row: int | None = None) -> Broken:
-    return Broken(
-        "is not UTF-8",
-        f"Convert it, for example: iconv -f latin1 -t utf-8 {path.name} > utf8-{path.name}",
-        row,
-    )
-
-
 def json_rows(path: Path, name: str) -> Rows:
     """Return the rows of JSON lines, or the elements of one JSON array over the whole file."""
     with open_file(path, name) as file:
@@ -392,7 +390,7 @@ def array_rows(path: Path, name: str) -> Rows:
         try:
             text = file.read(LONGEST_ARRAY + 1)
         except UnicodeDecodeError:
-            raise refuse_encoding(path) from None
+            raise Broken("is not UTF-8", explain_encoding(path)) from None
     if len(text) > LONGEST_ARRAY:
         raise Broken(
             f"a JSON array of more than {LONGEST_ARRAY} characters",
@@ -459,6 +457,6 @@ def piece_rows(path: Path, name: str, column: str, piece_bytes: int) -> Rows:
                     yield row, {column: "".join(piece)}
                     row, size, piece = row + 1, 0, []
     except UnicodeDecodeError:
-        raise refuse_encoding(path, row) from None
+        raise Broken("is not UTF-8", explain_encoding(path), row) from None
     if piece:
         yield row, {column: "".join(piece)}

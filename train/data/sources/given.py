@@ -10,6 +10,7 @@ found in each file (formats.py). Plain text is cut into pieces at blank lines, a
 documents is held out, chosen by a hash of their text (rows.py).
 """
 
+import codecs
 import dataclasses
 import glob
 import json
@@ -18,12 +19,14 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple, NoReturn
 
 from settings import ROOT
 from train.data.sources.content import (
     BYTE_ORDER_MARK,
     LFS,
     compression_of,
+    explain_encoding,
     foreign,
     format_of,
 )
@@ -96,13 +99,9 @@ def estimate_tokens(names: list[str]) -> int:
     """Estimate the tokens in files by their size, until they are counted."""
     size = 0
     for name in names:
-        bytes = find_path(name).stat().st_size
-        size += bytes * (1 if is_plain(name) else COMPRESSION)
+        is_compressed = format_of(name) == "parquet" or compression_of(name)
+        size += find_path(name).stat().st_size * (COMPRESSION if is_compressed else 1)
     return round(size / BYTES_PER_TOKEN)
-
-
-def is_plain(name: str) -> bool:
-    return format_of(name) != "parquet" and not compression_of(name)
 
 
 def find_path(name: str) -> Path:
@@ -139,25 +138,22 @@ def list_files(place: str) -> tuple[list[str], Counter[str]]:
         CorpusError: there is no such file, or no text in it.
     """
     path = find_path(place)
+    left_out: Counter[str] = Counter()
     if path.is_file():
-        if what := foreign(read_start(path)):
-            raise CorpusError(f"DATA={place}: Is {what}. Get the file again.")
-        if reason := find_reason(path, is_chosen=True):
-            raise CorpusError(f"DATA={place}: {explain_unreadable(path, reason)}")
-        return [place], Counter()
+        if problem := find_problem(path, is_chosen=True):
+            raise CorpusError(f"DATA={place}: {problem.sentence}")
+        return [place], left_out
     if path.is_dir():
-        found = [
-            f"{place.rstrip('/')}/{file.relative_to(path).as_posix()}" for file in walk_files(path)
-        ]
+        below = expand(f"{glob.escape(str(path))}/**/*")
+        found = [place.rstrip("/") + name.removeprefix(str(path)) for name in below]
     else:
-        found = drop_links(expand(place)) if glob.has_magic(place) else []
+        found = sorted(expand(place)) if glob.has_magic(place) else []
         if not found:
             raise CorpusError(f"DATA={place}: {explain_missing(path)}")
     names = []
-    left_out: Counter[str] = Counter()
-    for name in found:
-        if reason := find_reason(find_path(name)):
-            left_out[reason] += 1
+    for name in drop_links(found):
+        if problem := find_problem(find_path(name)):
+            left_out[problem.kind] += 1
         else:
             names.append(name)
     if not names:
@@ -181,10 +177,10 @@ def explain_missing(path: Path) -> str:
     return f"{is_there} ({path}). A data set on the Hugging Face Hub is DATA=hf:OWNER/NAME."
 
 
-def walk_folders(folder: Path) -> Iterator[tuple[Path, list[str]]]:
-    """Yield a folder and those below it with their files, in order, each folder once; no hidden ones."""
+def walk_folders(folder: Path) -> Iterator[Path]:
+    """Yield a folder and those below it, in order, each folder once; no hidden ones."""
     known = {os.path.realpath(folder)}
-    for parent, folders, files in os.walk(folder, onerror=refuse, followlinks=True):
+    for parent, folders, _ in os.walk(folder, onerror=refuse, followlinks=True):
         kept = []
         for name in sorted(folders):
             real = os.path.realpath(os.path.join(parent, name))
@@ -192,18 +188,7 @@ def walk_folders(folder: Path) -> Iterator[tuple[Path, list[str]]]:
                 known.add(real)
                 kept.append(name)
         folders[:] = kept
-        yield Path(parent), sorted(files)
-
-
-def walk_files(folder: Path) -> list[Path]:
-    """List the files below a folder, each once; no hidden ones."""
-    paths = [
-        os.path.join(parent, name)
-        for parent, files in walk_folders(folder)
-        for name in files
-        if not name.startswith(".")
-    ]
-    return [Path(path) for path in drop_links(paths)]
+        yield Path(parent)
 
 
 def drop_links(names: Iterable[str]) -> list[str]:
@@ -215,68 +200,93 @@ def drop_links(names: Iterable[str]) -> list[str]:
 
 
 def expand(pattern: str) -> list[str]:
-    """Return the files that match a pattern, sorted, as it is written: from ~ or the repository's root on.
+    """Return the files that match a pattern, as it is written: from ~ or the repository's root on.
 
     `**` is any number of folders. No folder is entered twice, as glob would do where links lead in a
-    circle.
+    circle. Those of a folder come before those below it. Links that lead nowhere are among them.
     """
     if pattern.startswith("~/"):
-        home = glob.escape(str(Path.home()))
-        length = len(str(Path.home()))
-        return ["~" + name[length:] for name in expand(home + pattern[1:])]
-    parts = pattern.split("/")
-    if "**" not in parts:
-        names = glob.glob(pattern, root_dir=ROOT)
-        return sorted(name for name in names if (ROOT / name).is_file())
-    at = parts.index("**")
-    rest = parts[at + 1 :] or ["*"]
-    found: set[str] = set()
-    for base in glob.glob("/".join(parts[:at]) + "/", root_dir=ROOT) if at else [""]:
-        for folder, _ in walk_folders(ROOT / base):
+        home = str(Path.home())
+        return ["~" + name.removeprefix(home) for name in expand(glob.escape(home) + pattern[1:])]
+    before, mark, rest = f"/{pattern}/".partition("/**/")
+    if not mark:
+        names = sorted(glob.glob(pattern, root_dir=ROOT))
+        return [name for name in names if not (ROOT / name).is_dir()]
+    found = []
+    for base in sorted(glob.glob(f"{before}/"[1:], root_dir=ROOT)) if before else [""]:
+        for folder in walk_folders(ROOT / base):
             below = folder.relative_to(ROOT / base).as_posix()
             start = base if below == "." else f"{base}{below}/"
-            found |= set(expand(glob.escape(start) + "/".join(rest)))
-    return sorted(found)
+            found += expand(glob.escape(start) + (rest.rstrip("/") or "*"))
+    return found
 
 
 # ---- Which of them hold text
 
 
-def find_reason(path: Path, is_chosen: bool = False) -> str:
-    """Return why a file is not read, as it is counted: its suffix, or "empty"; "" if it is read.
+class Problem(NamedTuple):
+    """Why a file is not read.
 
-    is_chosen: the user named it, so that a .json file is not only looked at for its text.
+    Attributes:
+        kind: as such files are counted: the suffix, "empty" or "broken link".
+        sentence: what it is, and what to do.
+    """
+
+    kind: str
+    sentence: str
+
+
+CONVERT = {
+    ".csv": "Is a table. Convert it to JSON lines.",
+    ".tsv": "Is a table. Convert it to JSON lines.",
+    ".arrow": "Is Arrow. Convert it to Parquet, for example with to_parquet of datasets or pandas.",
+    ".feather": "Is Arrow. Convert it to Parquet, for example with to_parquet of pandas.",
+}
+
+
+def find_problem(path: Path, is_chosen: bool = False) -> Problem | None:
+    """Look at the first bytes of a file. is_chosen: the user named it, and not its folder.
+
+    Return None if it is read: if it is text, or called like one of the other formats.
     """
     if not path.is_file():
-        return "broken link" if path.is_symlink() else "no file"
+        return Problem("broken link" if path.is_symlink() else "no file", "Is no file.")
     start = read_start(path)
     if not start:
-        return "empty"
-    is_read = is_readable(path.name, start, is_chosen)
-    return "" if is_read else path.suffix or "no suffix"
+        return Problem("empty", "Is empty. Choose a file with text.")
+    sentence = explain_start(path, start, is_chosen)
+    return Problem(path.suffix or "no suffix", sentence) if sentence else None
 
 
-def is_readable(name: str, start: bytes, is_chosen: bool = False) -> bool:
-    """Tell whether these first bytes are those of a known format, or of text.
+def explain_start(path: Path, start: bytes, is_chosen: bool) -> str:
+    """Say why a file that begins like this is not read, and what to do; "" if it is.
 
     Blank text and pages for browsers are not worth a refusal of their folder.
     """
-    kind = format_of(name)
-    if compression_of(name) or kind in ("parquet", "lines"):
-        return kind != ""
+    kind = format_of(path.name)
+    is_compressed = compression_of(path.name) != ""
+    is_other = kind in ("parquet", "lines") or (kind != "" and is_compressed)
+    what = foreign(start)
+    if what and (is_chosen or not (is_other or start.startswith(LFS))):
+        return f"Is {what}. Get the file again."
+    if is_other or (kind == "json" and holds_rows(start, is_chosen)):
+        return ""
     if kind == "json":
-        return holds_rows(start, is_chosen)
-    is_blank = not start.strip() and len(start) < START_BYTES
-    is_page = bool(foreign(start)) and not start.startswith(LFS)
-    is_table = Path(name).suffix.lower() in (".csv", ".tsv")
-    if is_blank or is_page or is_table or b"\0" in start:
-        return False
+        return (
+            "Is one JSON value without rows. Make it an array of texts or objects, or JSON lines."
+        )
+    if path.suffix.lower() in CONVERT:
+        return CONVERT[path.suffix.lower()]
+    if is_compressed or b"\0" in start:
+        return f"Must be {READABLE}. Convert it first."
+    is_whole = len(start) < START_BYTES
+    if is_whole and not start.strip():
+        return "Has only blank lines. Choose a file with text."
     try:
-        start.decode()
-    except UnicodeDecodeError as error:
-        # The last character may be cut.
-        return error.start >= len(start) - 3 and len(start) == START_BYTES
-    return True
+        codecs.getincrementaldecoder("utf-8")().decode(start, final=is_whole)
+    except UnicodeDecodeError:
+        return f"Is not UTF-8. {explain_encoding(path)}"
+    return ""
 
 
 def holds_rows(start: bytes, is_chosen: bool) -> bool:
@@ -305,30 +315,8 @@ def holds_rows(start: bytes, is_chosen: bool) -> bool:
 ROWS_OF_TEXT = {"text", "content", "messages", "conversations"}
 
 
-def explain_unreadable(path: Path, reason: str) -> str:
-    """Say why a file is not read, and what to do."""
-    suffix = path.suffix.lower()
-    if reason == "empty":
-        return "Is empty. Choose a file with text."
-    if suffix in (".csv", ".tsv"):
-        return "Is a table. Convert it to JSON lines."
-    if suffix in (".arrow", ".feather"):
-        return "Is Arrow. Convert it to Parquet, for example with to_parquet of datasets or pandas."
-    if suffix == ".json":
-        return (
-            "Is one JSON value without rows. Make it an array of texts or objects, or JSON lines."
-        )
-    start = read_start(path)
-    if b"\0" in start:
-        return f"Must be {READABLE}. Convert it first."
-    if not start.strip():
-        return "Has only blank lines. Choose a file with text."
-    copy = path.with_name(f"utf8-{path.name}")
-    return f"Is not UTF-8. Convert it, for example: iconv -f latin1 -t utf-8 {path} > {copy}"
-
-
-def refuse(error: OSError) -> None:
-    """Refuse a folder that cannot be listed; os.walk would leave it out."""
+def refuse(error: OSError) -> NoReturn:
+    """Refuse a file that cannot be read, or a folder, which os.walk would leave out."""
     raise CorpusError(f"DATA: {error.filename}: Cannot be read: {error.strerror}.") from None
 
 
@@ -338,4 +326,4 @@ def read_start(path: Path) -> bytes:
         with open(path, "rb") as file:
             return file.read(START_BYTES)
     except OSError as error:
-        raise CorpusError(f"DATA: {path}: Cannot be read: {error.strerror}.") from None
+        refuse(error)

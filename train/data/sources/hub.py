@@ -134,15 +134,14 @@ def judged(repository: str, what: str, error: Exception, page: str) -> tuple[str
             raise CorpusError(
                 f"the hub is not asked for {what}: HF_HUB_OFFLINE is set; unset it"
             ) from error
-    root = causes(error)[-1] if isinstance(error, (ConnectionError, *FINAL)) else error
+    found = causes(error)
+    root = found[-1] if isinstance(error, (ConnectionError, *FINAL)) else error
     if isinstance(root, OSError) and root.errno in DISK:
         raise CorpusError(
             f"cannot keep {what}: {root}; make room, or another folder DATA_DIR"
         ) from error
     words = " ".join(f"{type(root).__name__}: {root}".split())[:300]
-    if all(
-        isinstance(found, FINAL) and "JSON" not in type(found).__name__ for found in causes(error)
-    ):
+    if all(isinstance(each, FINAL) and "JSON" not in type(each).__name__ for each in found):
         raise CorpusError(
             f"cannot use {what}: {words}; check the source's repository, config and revision, and "
             f"{page}"

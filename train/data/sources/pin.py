@@ -110,9 +110,10 @@ def pinned(s: Source, folder: Path) -> Pinned:
     """The source at the revision that was written when its data was prepared."""
     path = pin_path(s, folder)
     if not path.exists():
+        argument = f" DATA={shlex.quote(s.place)}" if s.place else ""
         raise CorpusError(
             f"{path}: there is no such file: {s.name} has not been prepared with its current "
-            f"declaration; prepare the data with: make data{data_argument(s)}"
+            f"declaration; prepare the data with: make data{argument}"
         )
     found = read(s, path)
     if s.kind == "hub" and s.revision and s.revision != found.revision:
@@ -121,11 +122,6 @@ def pinned(s: Source, folder: Path) -> Pinned:
             f"{s.revision[:12]}; prepare the data with: make data"
         )
     return found
-
-
-def data_argument(s: Source) -> str:
-    """What make data must be told so that it prepares this source."""
-    return f" DATA={shlex.quote(s.place)}" if s.place else ""
 
 
 def pin_path(s: Source, folder: Path) -> Path:
@@ -306,7 +302,7 @@ def expanded(s: Source) -> list[str]:
     """
     names: set[str] = set()
     for pattern in s.files:
-        found = expand(pattern)
+        found = [name for name in expand(pattern) if find_path(name).is_file()]
         if not found:
             raise CorpusError(
                 f"{s.name}: no file matches {pattern!r} (looked for {find_path(pattern)}); check files in "

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from record.durable import make_printable
-from train.data.sources.content import EMBEDDED_ONLY, FORMATS, format_of
+from train.data.sources.content import FORMATS, format_of
 from train.data.sources.fetch import Files
 from train.data.sources.formats import (
     LONGEST_TEXT,
@@ -121,16 +121,13 @@ def piece_bytes(pinned: Pinned) -> int:
 def check_formats(pinned: Pinned) -> None:
     """Raise CorpusError if a file cannot be read, by its name."""
     source = pinned.source
-    if source.place and source.kind == "files":
-        return  # every file was looked at when the source was pinned
-    readable = [
-        suffix for suffix in FORMATS if source.kind == "stdlib" or suffix not in EMBEDDED_ONLY
-    ]
+    if source.kind == "stdlib" or (source.place and source.kind == "files"):
+        return  # its files were looked at when it was pinned
     for file in pinned.files:
-        if not file.name.lower().endswith(tuple(readable)):
+        if not format_of(file.name):
             raise CorpusError(
                 f"{file.name}: not a kind of file that {source.name} can be read from; there are: "
-                f"{', '.join(readable)}. {source.remedies['format']}."
+                f"{', '.join(FORMATS)}. {source.remedies['format']}."
             )
 
 
@@ -240,7 +237,7 @@ def text_of(source: Source, value: dict[str, Any], file: str, row: int) -> tuple
     if type(name) is not str and name is not None:
         name = str(name)
     if not name or (not name.isascii() and half_pair(name) >= 0):
-        name = file if format_of(file) == "text" else f"{file}:{row}"
+        name = file if is_plain(file) else f"{file}:{row}"
     return name, text
 
 

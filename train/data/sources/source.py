@@ -121,12 +121,9 @@ def is_validation(s: Source, name: str) -> bool:
     return int.from_bytes(digest[:8], "little") < s.validation_fraction * 2**64
 
 
-def is_text(value: Any) -> bool:
-    return isinstance(value, str) and value != ""
-
-
-def is_match(pattern: str, value: Any) -> bool:
-    return is_text(value) and re.fullmatch(pattern, value) is not None
+def is_match(pattern: str) -> Callable[[Any], bool]:
+    """Return whether a value is a string of that pattern."""
+    return lambda value: isinstance(value, str) and re.fullmatch(pattern, value) is not None
 
 
 def is_list(value: Any) -> bool:
@@ -134,11 +131,14 @@ def is_list(value: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return type(value) in (int, float)
 
 
-def is_count(value: Any) -> bool:
-    return is_number(value) and value >= 1 and value % 1 == 0
+def is_whole(value: Any) -> bool:
+    return type(value) is int and value >= 1
+
+
+is_text = is_match(r"(?s).+")
 
 
 class Key(NamedTuple):
@@ -153,8 +153,8 @@ class Key(NamedTuple):
 
     kinds: str
     example: str
-    rule: str
-    is_valid: Callable[[Any], bool]
+    rule: str = "a string"
+    is_valid: Callable[[Any], bool] = is_text
 
 
 EVERY = "hub files stdlib"
@@ -163,42 +163,39 @@ KEYS = {
         "hub",
         'repository = "HuggingFaceFW/fineweb-edu"',
         "OWNER/NAME as the Hub shows it (a folder here is given as files)",
-        lambda value: is_match(r"[\w.-]+/[\w.-]+|[\w.-]+", value),
+        is_match(r"[\w.-]+(/[\w.-]+)?"),
     ),
     "files": Key("files", 'files = ["~/papers/*.jsonl.gz"]', "a list of patterns", is_list),
     "embedded": Key(
         "stdlib",
         f'embedded = "{EMBEDDED}"',
         f"{EMBEDDED}, the only text that is everywhere",
-        lambda value: value == EMBEDDED,
+        is_match(EMBEDDED),
     ),
     "leave_out": Key("stdlib", 'leave_out = ["encodings/*"]', "a list of patterns", is_list),
-    "config": Key("hub", 'config = "sample-100BT"', "a string", is_text),
-    "split": Key("hub", 'split = "train"', "a string", is_text),
+    "config": Key("hub", 'config = "sample-100BT"'),
+    "split": Key("hub", 'split = "train"'),
     "revision": Key(
         "hub",
         f'revision = "{"0123456789" * 4}"',
         "a commit of 40 hex digits (a branch moves), or left out",
-        lambda value: is_match(r"[0-9a-f]{40}", value),
+        is_match(r"[0-9a-f]{40}"),
     ),
-    "text": Key("hub files", 'text = "text"', "a string", is_text),
+    "text": Key("hub files", 'text = "text"'),
     "template": Key(
         "hub files",
         'template = "Question: {question}\\nAnswer: {answer}"',
         "text with columns in braces",
-        is_text,
     ),
-    "id": Key("hub files", 'id = "id"', "a string", is_text),
+    "id": Key("hub files", 'id = "id"'),
     "validation_fraction": Key(
         EVERY,
         "validation_fraction = 0.001",
         "the share of documents held out, between 0 and 1",
         lambda value: is_number(value) and 0 < value < 1,
     ),
-    "hold_out_by": Key(
-        EVERY, 'hold_out_by = "text"', "name or text", lambda value: value in ("name", "text")
-    ),
-    "prompt": Key(EVERY, 'prompt = "The"', "a string", is_text),
+    "hold_out_by": Key(EVERY, 'hold_out_by = "text"', "name or text", is_match("name|text")),
+    "prompt": Key(EVERY, 'prompt = "The"'),
     "compressors": Key(
         EVERY, "compressors = false", "true or false", lambda value: isinstance(value, bool)
     ),
@@ -212,16 +209,37 @@ KEYS = {
         EVERY,
         "tokens = 100_000_000_000",
         "about how many tokens the source has, or left out",
-        lambda value: is_count(value) and isinstance(value, int),
+        is_whole,
     ),
     "max_epochs": Key(
         EVERY,
         "max_epochs = 64",
         'a whole number, at least 1, or "unlimited"',
-        lambda value: value == math.inf or is_count(value),
+        lambda value: value == math.inf or is_whole(value),
     ),
 }
 KINDS = {"repository": "hub", "files": "files", "embedded": "stdlib"}
+
+
+def declaration(name: str, folders: Sequence[Path]) -> Path:
+    """Find the file NAME.toml that declares a source. Raises CorpusError."""
+    paths = sorted(path for folder in folders for path in declarations(folder))
+    found = [path for path in paths if path.stem == name]
+    own = show_path(folders[-1] / f"{name}.toml")
+    if len(found) > 1:
+        others = " and ".join(map(show_path, found))
+        raise CorpusError(
+            f"DATA_MIX names {name}, which is declared twice, in {others}; rename {own}"
+        )
+    if not found:
+        known = [path.stem for path in paths]
+        meant = find_nearest(name, known)
+        raise CorpusError(
+            f"DATA_MIX names {name}, which is no source; there are: {', '.join(known) or 'none'}"
+            + (f"; did you mean {meant}?" if meant else "")
+            + f" (a source of your own is a file {own})"
+        )
+    return found[0]
 
 
 def declarations(folder: Path) -> list[Path]:
@@ -232,45 +250,23 @@ def declarations(folder: Path) -> list[Path]:
         return []
 
 
-def declaration(name: str, folders: Sequence[Path]) -> Path:
-    """Find the file NAME.toml that declares a source. Raises CorpusError."""
-    paths = sorted(path for folder in folders for path in declarations(folder))
-    found = [path for path in paths if path.stem == name]
-    own = folders[-1] / f"{name}.toml"
-    if len(found) > 1:
-        others = " and ".join(show_path(path) for path in found)
-        raise CorpusError(
-            f"DATA_MIX names {name}, which is declared twice, in {others}; rename {show_path(own)}"
-        )
-    if not found:
-        known = [path.stem for path in paths]
-        meant = find_nearest(name, known)
-        raise CorpusError(
-            f"DATA_MIX names {name}, which is no source; there are: {', '.join(known) or 'none'}"
-            + (f"; did you mean {meant}?" if meant else "")
-            + f" (a source of your own is a file {show_path(own)})"
-        )
-    return found[0]
-
-
 def declared(name: str, folders: Sequence[Path]) -> Source:
     """Return the source that NAME.toml in one of the folders declares. Raises CorpusError."""
     path = declaration(name, folders)
     shown = show_path(path)
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
+        if content.get("max_epochs") == "unlimited":
+            content["max_epochs"] = math.inf
+        kind = check_content(content)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise CorpusError(
             f"{shown}: not TOML ({error}); a line looks like: {KEYS['repository'].example}"
         ) from None
-    except OSError as error:
-        raise CorpusError(f"{shown}: cannot be read ({error.strerror}); make it readable") from None
-    if content.get("max_epochs") == "unlimited":
-        content["max_epochs"] = math.inf
-    try:
-        kind = check_content(content)
     except ValueError as error:
         raise CorpusError(f"{shown}: {error}") from None
+    except OSError as error:
+        raise CorpusError(f"{shown}: cannot be read ({error.strerror}); make it readable") from None
     content.pop("embedded", None)
     values: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in content.items()
@@ -280,14 +276,15 @@ def declared(name: str, folders: Sequence[Path]) -> Source:
 
 def check_content(content: dict[str, Any]) -> str:
     """Return the kind of source that the keys make. Raises ValueError with what is wrong."""
-    for key in content:
+    given = [key for key in KINDS if key in content]
+    for key, value in content.items():
         if key not in KEYS:
             meant = find_nearest(key, KEYS)
             hint = f"there are: {', '.join(KEYS)}"
             if meant:
                 hint = f"did you mean {meant}, as in {KEYS[meant].example}?"
             raise ValueError(f"{key} is no key of a source; {hint}")
-    given = [key for key in KINDS if key in content]
+        check_value(key, value)
     if len(given) != 1:
         what = " and ".join(given) + " are given" if given else "none is given"
         raise ValueError(
@@ -295,15 +292,10 @@ def check_content(content: dict[str, Any]) -> str:
             f"{KEYS['repository'].example}"
         )
     kind = KINDS[given[0]]
-    for key, value in content.items():
+    for key in content:
         if kind not in KEYS[key].kinds.split():
             raise ValueError(f"{key} does not go with {given[0]}; leave it out")
-        check_value(key, value)
-    if "validation_fraction" not in content:
-        wanted = KEYS["validation_fraction"]
-        raise ValueError(
-            f"validation_fraction is missing; it must be {wanted.rule}; for example: {wanted.example}"
-        )
+    check_value("validation_fraction", content.get("validation_fraction"))
     if "text" in content and "template" in content:
         raise ValueError("text and template are given, and a row's text is made by one of them")
     return kind
@@ -322,7 +314,8 @@ def check_value(key: str, value: Any) -> None:
             why = " (it names no column)"
         except ValueError as error:
             why = f" ({error})"
-    raise ValueError(f"{key} = {value!r} must be {wanted.rule}{why}; for example: {wanted.example}")
+    given = f"{key} is missing; it" if value is None else f"{key} = {value!r}"
+    raise ValueError(f"{given} must be {wanted.rule}{why}; for example: {wanted.example}")
 
 
 def template_columns(template: str) -> tuple[str, ...]:
