@@ -1,317 +1,158 @@
-"""DATA of make train: what it stands for, which column is its text, and what is held out."""
+"""DATA of make train: which files it stands for, which column is their text, and what is held out."""
 
 import hashlib
-import json
 import os
 import random
 from pathlib import Path
+from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet
 import pytest
 
-from tests.train.data.sources.test_rows import compressed
-from train.data.sources.fetch import Files
-from train.data.sources.formats import find_text_column
+from tests.train.data.sources.source_files import (
+    PAGE,
+    POINTER,
+    compress,
+    encode,
+    give,
+    outcomes,
+    read,
+    refusal,
+)
 from train.data.sources.given import given_source, list_files
-from train.data.sources.pin import File, Pinned, pin
-from train.data.sources.rows import Document, documents, piece_bytes
-from train.data.sources.source import CorpusError, is_validation
+from train.data.sources.pin import File, Pinned
+from train.data.sources.rows import Document, piece_bytes
 
 
-def read(data: str | Path, folder: Path) -> tuple[Pinned, list[Document]]:
-    """Pin what DATA stands for, and read all of its documents."""
-    pinned = pin(given_source(str(data), "mine"), folder)
-    found = list(documents(pinned, Files(pinned, folder)))
-    return pinned, [item for item in found if isinstance(item, Document)]
+def texts(data: Any, folder: Path) -> list[Any]:
+    return outcomes(read(give(data, folder / "data")))
 
 
-def refusal(data: str | Path, folder: Path) -> str:
-    """Return the error of reading what DATA stands for."""
-    with pytest.raises(CorpusError) as error:
-        read(data, folder)
-    return str(error.value)
+def write(folder: Path, contents: dict[str, bytes]) -> Path:
+    for name, content in contents.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return folder
 
 
-def write_book(path: Path, paragraphs: int) -> str:
-    """Write paragraphs of words of several lengths, and return the text."""
-    random.seed(paragraphs)
+# ---- Plain text
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> str:
+    """Paragraphs of words of several lengths."""
+    random.seed(5000)
     words = ["naïve", "tree", "of", "the", "running", "Übermut", "sea"]
-    text = "\n\n".join(
-        " ".join(random.choices(words, k=random.randrange(5, 60))) for _ in range(paragraphs)
-    )
-    path.write_text(text)
+    paragraphs = [" ".join(random.choices(words, k=random.randrange(5, 60))) for _ in range(5000)]
+    text = "\n\n".join(paragraphs)
+    (tmp_path / "book.txt").write_text(text)
     return text
 
 
-def test_pieces_of_plain_text_are_the_file_and_end_at_blank_lines(tmp_path: Path) -> None:
-    text = write_book(tmp_path / "book.txt", 5000)
-    pinned, found = read(tmp_path / "book.txt", tmp_path / "data")
-    assert "".join(document.text for document in found) == text
-    size = piece_bytes(pinned)
-    assert size == len(text.encode()) // 400
-    assert all(
-        document.text.endswith("\n\n") or document.text.endswith("\n") for document in found[:-1]
-    )
-    assert all(size <= len(document.text.encode()) < 2 * size + 1000 for document in found[:-1])
+def test_pieces_of_plain_text_are_the_file_and_end_at_blank_lines(
+    tmp_path: Path, book: str
+) -> None:
+    found = texts(tmp_path / "book.txt", tmp_path)
+    assert "".join(found) == book
+    size = len(book.encode()) // 400
+    assert all(piece.endswith("\n") for piece in found[:-1])
+    assert all(size <= len(piece.encode()) < 2 * size + 1000 for piece in found[:-1])
+    large = Pinned(given_source("hf:a/b", "mine"), "", (File("a.txt", 2**32, ""),))
+    assert piece_bytes(large) == 65_536
+    (tmp_path / "dos.txt").write_bytes(b"one\r\n\r\ntwo\r\n")
+    assert texts(tmp_path / "dos.txt", tmp_path) == ["one\r\n\r\ntwo\r\n"]
+    (tmp_path / "cut").write_text("a" * 4095 + "é" * 10)  # a character across the first bytes
+    assert texts(tmp_path / "cut", tmp_path)
 
 
-def test_a_twentieth_is_held_out_by_the_hash_of_the_text(tmp_path: Path) -> None:
-    write_book(tmp_path / "book.txt", 5000)
-    pinned, found = read(tmp_path / "book.txt", tmp_path / "data")
-    held_out = [document for document in found if is_validation(pinned.source, document.name)]
-    assert 0.02 * len(found) < len(held_out) < 0.1 * len(found)
-    for document in found:
-        assert document.name == hashlib.sha256(document.text.encode()).hexdigest()
+def test_a_twentieth_is_held_out_by_the_hash_of_the_text(tmp_path: Path, book: str) -> None:
+    def held_out(path: Path) -> tuple[list[str], set[str]]:
+        pinned = give(path, tmp_path / "data")
+        found = [item for item in read(pinned) if isinstance(item, Document)]
+        assert all(item.name == hashlib.sha256(item.text.encode()).hexdigest() for item in found)
+        chosen = {item.text for item in found if pinned.holds_out(item.name)}
+        return [item.text for item in found], chosen
 
+    pieces, chosen = held_out(tmp_path / "book.txt")
+    assert 0.02 * len(pieces) < len(chosen) < 0.1 * len(pieces)
     # The same text under another name, in another order, is held out again.
-    lines = [{"body": document.text, "n": k} for k, document in enumerate(reversed(found))]
     path = tmp_path / "book.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    again, others = read(path, tmp_path / "data")
-    texts = {document.text for document in others if is_validation(again.source, document.name)}
-    assert texts == {document.text for document in held_out}
+    path.write_bytes(encode([{"body": text, "n": 1} for text in reversed(pieces)], "jsonl"))
+    assert held_out(path)[1] == chosen
+
+
+# ---- Which files
 
 
 def test_a_folder_gives_its_text_and_names_what_it_leaves_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder = tmp_path / "my papers [1]"
-    (folder / "sub").mkdir(parents=True)
-    (folder / ".git").mkdir()
-    (folder / ".git" / "config").write_text("hidden")
-    (folder / "b.md").write_text("# b\n")
-    (folder / "sub" / "a.py").write_text("print('ü')\n")
-    (folder / "c.jsonl").write_text('{"text": "a line"}\n')
-    (folder / "figure.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0")
-    (folder / "latin.txt").write_bytes("é".encode("latin-1") * 100)
-    (folder / "table.csv").write_text("a,b\n")
-    (folder / "settings.json").write_text('{\n  "a": 1\n}\n')
-    (folder / "__init__.py").write_text("")
-    (folder / "sub" / "__init__.py").write_text("\n")
-    (folder / "plot.svg").write_text("<?xml version='1.0'?><svg/>")
-    _, found = read(folder, tmp_path / "data")
-    assert [document.text for document in found] == ["# b\n", "a line", "print('ü')\n"]
-    names, left_out = list_files(str(folder))
-    assert names == [f"{folder}/{name}" for name in ("b.md", "c.jsonl", "sub/a.py")]
-    assert left_out == {
-        ".png": 1,
-        ".txt": 1,
-        ".csv": 1,
-        ".json": 1,
-        ".svg": 1,
-        ".py": 1,
-        "empty": 1,
+    contents = {
+        ".git/config": b"hidden",
+        "b.md": b"# b\n",
+        "sub/a.py": "print('ü')\n".encode(),
+        "c.jsonl": b'{"text": "a line"}\n',
+        "figure.png": b"\x89PNG\r\n\x1a\n\0\0",
+        "latin.txt": "é".encode("latin-1") * 100,
+        "table.csv": b"a,b\n",
+        "settings.json": b'{\n  "a": 1\n}\n',
+        "__init__.py": b"",
+        "sub/__init__.py": b"\n",
+        "plot.svg": b"<?xml version='1.0'?><svg/>",
     }
-    assert (
-        "left out files that are not plain text in UTF-8, JSON lines, JSON arrays or Parquet (7): "
-        in caplog.text
-    )
-
-
-@pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
-@pytest.mark.parametrize(
-    ("row", "text"),
-    [
-        ({"id": "7", "url": "x", "text": "the text"}, "the text"),
-        ({"path": "a.py", "content": "the code"}, "the code"),
-        ({"story": "the story", "n": 7}, "the story"),
-        ({"text": "whole", "answer": "42"}, "whole"),
-        ({"text": None, "url": "x"}, None),
-    ],
-)
-def test_the_column_of_text_is_found(
-    tmp_path: Path, suffix: str, row: dict[str, object], text: str
-) -> None:
-    path = tmp_path / f"rows{suffix}"
-    write_rows(path, [row])
-    assert find_text_column(path, path.name, str(path)) == next(
-        column for column in row if row[column] == text
-    )
+    folder = write(tmp_path / "my papers [1]", contents)
+    assert texts(folder, tmp_path) == ["# b\n", "a line", "print('ü')\n"]
+    names, left_out = list_files(f"{folder}/")
+    assert names == [f"{folder}/{name}" for name in ("b.md", "c.jsonl", "sub/a.py")]
+    suffixes = (".png", ".txt", ".csv", ".json", ".svg", ".py", "empty")
+    assert left_out == dict.fromkeys(suffixes, 1)
+    assert "left out files that are not plain text in UTF-8, JSON lines" in caplog.text
 
 
 @pytest.mark.parametrize(
-    "first",
-    [
-        {"text": None, "url": "x"},
-        {"url": "x"},
-        {"text": 5, "url": "x"},
-        {"text": "", "url": "x"},
-        {"text": None},
-    ],
+    "content",
+    ['{\n "a": 1\n}', "[1, 2]", "[[1, 2]]", '[{"a": 1}]', '[{"a": "x", "b": "y"}]', "[", "[]", "7"],
 )
-def test_the_first_row_alone_does_not_choose_the_column(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, first: dict[str, object]
-) -> None:
-    caplog.set_level("INFO")
-    rows = [{"text": f"text {n}", "url": "x"} for n in range(600)]
-    write_rows(tmp_path / "a.jsonl", [first, *rows])
-    write_rows(tmp_path / "b.jsonl", [{"story": "a story"}])
-    _, found = read(tmp_path, tmp_path / "data")
-    assert [document.text for document in found] == [*(row["text"] for row in rows), "a story"]
-    said = [record.getMessage() for record in caplog.records if "column" in record.getMessage()]
-    assert said == [
-        f"{tmp_path}/a.jsonl: its text is the column 'text'",
-        f"{tmp_path}/b.jsonl: its text is the column 'story'",
-    ]
-
-
-def test_a_column_of_a_dictionary_is_text_and_two_of_one_name_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "rows.parquet"
-    texts = pa.array(["one", "two", "one"]).dictionary_encode()
-    pyarrow.parquet.write_table(pa.table({"n": [1, 2, 3], "body": texts}), path)
-    _, found = read(path, tmp_path / "data")
-    assert [document.text for document in found] == ["one", "two", "one"]
-    doubled = pa.Table.from_arrays([texts, texts], names=["text", "text"])
-    pyarrow.parquet.write_table(doubled, path)
-    assert "two columns are named 'text'. Rename one of them." in refusal(path, tmp_path / "data")
-
-
-def write_rows(path: Path, rows: list[dict[str, object]]) -> None:
-    """Write rows of equal columns as JSON lines or Parquet, by the suffix."""
-    if path.suffix == ".parquet":
-        pyarrow.parquet.write_table(pa.Table.from_pylist(rows), path)
-    else:
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-@pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
-@pytest.mark.parametrize(
-    ("row", "said"),
-    [
-        (
-            {"title": "a", "body": "more text"},
-            "has several columns of text (body, title). Choose one: DATA={path}#body.",
-        ),
-        ({"n": 1}, "has no column of text (columns: n). Leave it out."),
-        ({"messages": [{"role": "user", "content": "hi"}]}, "make finetune DATA={path} MODEL="),
-        ({"question": "how", "answer": "so"}, "make finetune DATA={path} MODEL="),
-    ],
-)
-def test_a_column_that_is_not_plain_is_asked_for(
-    tmp_path: Path, suffix: str, row: dict[str, object], said: str
-) -> None:
-    path = tmp_path / f"rows{suffix}"
-    write_rows(path, [row])
-    assert said.format(path=path) in refusal(path, tmp_path / "data")
-    named = f"{path}#{next(iter(row))}"
-    if isinstance(next(iter(row.values())), str):
-        assert [document.text for document in read(named, tmp_path / "data")[1]] == list(
-            row.values()
-        )[:1]
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (b"\x89PNG\0", "Must be plain text in UTF-8, JSON lines, JSON arrays or Parquet"),
-        (b"", "Is empty."),
-        (b" \n\n", "Has only blank lines."),
-        (b"<!DOCTYPE html>\n<p>Sorry", "Is a web or error page. Get the file again."),
-        (
-            b"version https://git-lfs.github.com/spec/v1\noid sha256:00",
-            "Is a git-lfs pointer, not the file that it stands for. Get the file again.",
-        ),
-        (b"caf\xe9 " * 10, "Is not UTF-8. Convert it, for example: iconv -f latin1 -t utf-8 /"),
-        (
-            b"a" * 5000 + b"\xff\xfe" + b"a" * 10,
-            "is not UTF-8. Convert it, for example: iconv -f latin1 -t utf-8 notes > utf8-notes.",
-        ),
-    ],
-)
-def test_a_file_that_is_no_text_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
-    path = tmp_path / "notes"
-    path.write_bytes(content)
-    assert said in refusal(path, tmp_path / "data")
-
-
-def test_what_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
-    assert "There is no such file or folder" in refusal(tmp_path / "nothing.txt", tmp_path / "data")
-    (tmp_path / "empty").mkdir()
-    assert "Holds no plain text" in refusal(tmp_path / "empty", tmp_path / "data")
-    assert "There is no such user" in refusal("~nobody-is-here/x", tmp_path / "data")
-    (tmp_path / "link").symlink_to(tmp_path / "link")
-    circle = refusal(tmp_path / "link", tmp_path / "data")
-    assert "Is a link that leads nowhere, or in a circle" in circle
-    assert "Is neither a file nor a folder" in refusal("/dev/null", tmp_path / "data")
-    assert "Use DATA=FILE#COLUMN." in refusal("#", tmp_path / "data")
-    (tmp_path / "a.csv").write_text("a,b\n")
-    assert "Convert it to JSON lines." in refusal(tmp_path / "a.csv", tmp_path / "data")
-    assert "Must be hf:OWNER/NAME" in refusal("hf:TinyStories", tmp_path / "data")
-    assert "Must be a file, a folder, a pattern or hf:" in refusal(
-        "https://a.b/c.txt", tmp_path / "data"
-    )
-
-
-def test_a_column_that_is_named_must_be_there_and_hold_text(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    write_rows(path, [{"n": 1, "body": "b"}] * 3)
-    said = refusal(f"{path}#title", tmp_path / "data")
-    assert "no column 'title' in 3 rows; they have: n, body. Name another one: DATA=" in said
-    said = refusal(f"{path}#n", tmp_path / "data")
-    assert "has no text in its 3 rows (column 'n' is int: '1'). Leave it out." in said
-    (tmp_path / "book.txt").write_text("text")
-    said = refusal(f"{tmp_path}/book.txt#body", tmp_path / "data")
-    assert said.endswith("book.txt of mine: is plain text and has no columns. Remove #body.")
+def test_json_without_text_does_not_spoil_its_folder(tmp_path: Path, content: str) -> None:
+    folder = write(tmp_path / "texts", {"a.txt": b"a", "b.json": content.encode()})
+    assert list_files(str(folder)) == ([f"{folder}/a.txt"], {".json": 1})
+    refusal(texts, folder / "b.json", tmp_path)  # a sentence
 
 
 def test_links_are_followed_and_what_they_lead_to_is_taken_once(tmp_path: Path) -> None:
-    folder = tmp_path / "texts"
-    (folder / "sub").mkdir(parents=True)
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "c.txt").write_text("c")
-    (folder / "b.txt").write_text("b")
-    (folder / "sub" / "again.txt").symlink_to(folder / "b.txt")
-    (folder / "sub" / "gone.txt").symlink_to(folder / "nothing")
-    (folder / "sub" / "loop").symlink_to(folder)
-    (folder / "linked").symlink_to(tmp_path / "elsewhere")
-    (folder / "twice").symlink_to(tmp_path / "elsewhere")
+    folder = write(tmp_path / "texts", {"b.txt": b"b", "sub/d.txt": b"d"})
+    elsewhere = write(tmp_path / "elsewhere", {"c.txt": b"c"})
+    for link, target in {
+        "sub/again.txt": folder / "b.txt",
+        "sub/gone.txt": folder / "nothing",
+        "sub/loop": folder,
+        "linked": elsewhere,
+        "twice": elsewhere,
+    }.items():
+        (folder / link).symlink_to(target)
     names, left_out = list_files(str(folder))
-    assert names == [f"{folder}/b.txt", f"{folder}/linked/c.txt"]
+    assert names == [f"{folder}/{name}" for name in ("b.txt", "linked/c.txt", "sub/d.txt")]
     assert left_out == {"broken link": 1}
 
 
-def test_a_folder_that_cannot_be_listed_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "closed").mkdir()
-    (tmp_path / "a.txt").write_text("a")
-    scan = os.scandir
-
-    def scandir(path: str) -> object:
-        if path.endswith("closed"):
-            raise PermissionError(13, "Permission denied", path)
-        return scan(path)
-
-    monkeypatch.setattr(os, "scandir", scandir)
-    assert "closed: Cannot be read: Permission denied." in refusal(tmp_path, tmp_path / "data")
-
-
-def test_line_ends_stay_as_they_are(tmp_path: Path) -> None:
-    (tmp_path / "dos.txt").write_bytes(b"one\r\n\r\ntwo\r\n")
-    _, found = read(tmp_path / "dos.txt", tmp_path / "data")
-    assert "".join(document.text for document in found) == "one\r\n\r\ntwo\r\n"
-
-
-def test_pieces_of_a_large_file_are_at_most_64_kib(tmp_path: Path) -> None:
-    source = given_source("hf:a/b", "mine")
-    assert (source.validation_fraction, source.max_epochs) == (0.01, 64)
-    large = Pinned(source, "", (File("a.txt", 2**32, ""),))
-    assert piece_bytes(large) == 65_536
-
-
-def test_json_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
-    for name in ("bom.json", "bom.jsonl"):
-        (tmp_path / name).write_bytes(b'\xef\xbb\xbf{"text": "a"}\n')
-        assert [document.text for document in read(tmp_path / name, tmp_path / name[4:])[1]] == [
-            "a"
-        ]
-
-
-def test_a_character_across_the_first_bytes_is_still_text(tmp_path: Path) -> None:
-    path = tmp_path / "notes"
-    path.write_text("a" * 4095 + "é" * 10)
-    assert read(path, tmp_path / "data")[1]
+def test_each_kind_of_text_is_read_from_a_file_a_folder_and_a_pattern(tmp_path: Path) -> None:
+    rows = {
+        "lines.jsonl": b'{"text": "lines"}\n',
+        "arrays.jsonl": b'["arrays"]\n["arrays too"]\n',
+        "array.json": b'[\n "array"\n]',
+        "objects.json": b'[{"text": "objects"}]',
+        "note.txt": b"note",
+        "page.md": b"page",
+    }
+    folder = tmp_path / "texts"
+    for name, content in rows.items():
+        for suffix in ("", ".gz", ".zst"):
+            more = suffix.encode() if name.endswith((".txt", ".md")) else b""  # no copies
+            write(folder, {f"{name}{suffix}": compress(content + more, suffix)})
+            assert texts(folder / f"{name}{suffix}", tmp_path)[0].startswith(name.split(".")[0])
+    assert len(give(folder, tmp_path / "data").files) == 18 and len(texts(folder, tmp_path)) == 21
+    assert texts(f"{folder}/*.jsonl.gz", tmp_path) == ["arrays", "arrays too", "lines"]
+    assert len(list_files(f"{tmp_path}/**/*.zst")[0]) == 6
+    assert len(list_files(f"{tmp_path}/*/**.zst")[0]) == 6  # a part of a name is any characters
 
 
 @pytest.mark.parametrize(
@@ -327,43 +168,121 @@ def test_a_data_set_of_the_hub_is_named_with_config_split_and_column(
 ) -> None:
     source = given_source(data, "stories")
     assert (source.kind, source.config, source.split, source.text) == ("hub", config, split, column)
-    assert source.repository == data.removeprefix("hf:").split(":")[0].split("#")[0]
+    assert data.startswith(f"hf:{source.repository}")
+    assert (source.validation_fraction, source.max_epochs) == (0.01, 64)
 
 
-def test_each_kind_of_text_is_read_from_a_file_a_folder_and_a_pattern(tmp_path: Path) -> None:
-    rows = {
-        "lines.jsonl": b'{"text": "lines"}\n',
-        "arrays.jsonl": b'["arrays"]\n["arrays too"]\n',
-        "array.json": b'[\n "array"\n]',
-        "objects.json": b'[{"text": "objects"}]',
-        "note.txt": b"note",
-        "page.md": b"page",
-    }
-    folder = tmp_path / "texts"
-    folder.mkdir()
-    for name, content in rows.items():
-        for suffix in ("", ".gz", ".zst"):
-            more = suffix.encode() if name.endswith((".txt", ".md")) else b""  # no copies
-            (folder / f"{name}{suffix}").write_bytes(compressed(content + more, suffix))
-            _, found = read(folder / f"{name}{suffix}", tmp_path / "data" / name / suffix)
-            assert found[0].text.startswith(name.split(".")[0])
-    pinned, found = read(folder, tmp_path / "data" / "folder")
-    assert len(pinned.files) == 18 and len(found) == 21
-    pinned, found = read(f"{folder}/*.jsonl.gz", tmp_path / "data" / "pattern")
-    assert [document.text for document in found] == ["arrays", "arrays too", "lines"]
-    assert len(read(f"{tmp_path}/**/*.zst", tmp_path / "data" / "deep")[0].files) == 6
-    said = refusal(f"{folder}/*.bz2", tmp_path / "data")
-    assert "No file matches" in said and "write it in quotes" in said
+# ---- The column of text
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+@pytest.mark.parametrize(
+    ("row", "column"),
+    [
+        ({"id": "7", "url": "x", "text": "the text"}, "text"),
+        ({"path": "a.py", "content": "the code"}, "content"),
+        ({"story": "the story", "n": 7}, "story"),
+        ({"text": "whole", "answer": "42"}, "text"),
+    ],
+)
+def test_the_column_of_text_is_found_and_printed(
+    tmp_path: Path, suffix: str, row: dict, column: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    path = tmp_path / f"rows.{suffix}"
+    path.write_bytes(encode([row], suffix))
+    assert texts(path, tmp_path) == [row[column]]
+    assert f"{path}: its text is the column {column!r}" in caplog.text
 
 
 @pytest.mark.parametrize(
-    "content",
-    ['{\n "a": 1\n}', "[1, 2]", "[[1, 2]]", '[{"a": 1}]', '[{"a": "x", "b": "y"}]', "[", "[]", "7"],
+    "first", [{"text": None, "url": "x"}, {"url": "x"}, {"text": 5, "url": "x"}, {"text": ""}]
 )
-def test_json_without_text_does_not_spoil_its_folder(tmp_path: Path, content: str) -> None:
-    (tmp_path / "texts").mkdir()
-    (tmp_path / "texts" / "a.txt").write_text("a")
-    (tmp_path / "texts" / "b.json").write_text(content)
-    names, left_out = list_files(str(tmp_path / "texts"))
-    assert names == [f"{tmp_path}/texts/a.txt"] and left_out == {".json": 1}
-    refusal(tmp_path / "texts" / "b.json", tmp_path / "data")  # a sentence
+def test_the_first_row_alone_does_not_choose_the_column(tmp_path: Path, first: dict) -> None:
+    rows = [{"text": f"text {n}", "url": "x"} for n in range(600)]
+    story = encode([{"story": "a story"}], "jsonl")
+    write(tmp_path / "in", {"a.jsonl": encode([first, *rows], "jsonl"), "b.jsonl": story})
+    assert texts(tmp_path / "in", tmp_path)[1:] == [*(row["text"] for row in rows), "a story"]
+
+
+SEVERAL = "has several columns of text (body, title). Choose one: DATA={path}#body."
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+@pytest.mark.parametrize(
+    ("row", "column", "said"),
+    [
+        ({"title": "a", "body": "more text"}, "", SEVERAL),
+        ({"n": 1}, "", "has no column of text (columns: n). Leave it out."),
+        ({"messages": [{"role": "user"}]}, "", "make finetune DATA={path} MODEL="),
+        ({"question": "how", "answer": "so"}, "", "make finetune DATA={path} MODEL="),
+        ({"n": 1, "body": "b"}, "#c", "no column 'c'; it has: n, body. Name another one: DATA="),
+    ],
+)
+def test_a_column_that_is_not_plain_is_asked_for(
+    tmp_path: Path, suffix: str, row: dict, column: str, said: str
+) -> None:
+    path = tmp_path / f"rows.{suffix}"
+    path.write_bytes(encode([row], suffix))
+    assert said.format(path=path) in refusal(texts, f"{path}{column}", tmp_path)
+    for name, cell in row.items():
+        if isinstance(cell, str):
+            assert texts(f"{path}#{name}", tmp_path) == [cell]
+
+
+# ---- What is refused
+
+NO_COLUMN = b'{"n": 1}\n' * 3
+
+
+@pytest.mark.parametrize(
+    ("data", "content", "said"),
+    [
+        ("notes", b"\x89PNG\0", "Must be plain text in UTF-8, JSON lines, JSON arrays or Parquet"),
+        ("notes", b"", "Is empty."),
+        ("notes", b" \n\n", "Has only blank lines."),
+        ("notes", PAGE, "Is a web or error page. Get the file again."),
+        ("a.json", POINTER, "Is a git-lfs pointer, not the file that it stands for. Get the file"),
+        ("notes", b"caf\xe9 " * 10, "Is not UTF-8. Convert it, for example: iconv -f latin1 -t"),
+        ("notes", b"a" * 5000 + b"\xff\xfe" * 9, "notes: row 1 of mine: is not UTF-8. Convert it"),
+        ("a.csv", b"a,b\n", "Convert it to JSON lines."),
+        ("a.arrow", b"ARROW1", "Convert it to Parquet"),
+        ("a.csv.gz", compress(b"a,b\n", ".gz"), "Must be plain text"),
+        ("a.txt#body", b"text", "a.txt of mine: is plain text and has no columns. Remove #body."),
+        ("a.jsonl#n", NO_COLUMN, "jsonl:1 of mine: has no text in its 3 rows (column 'n' is int"),
+        ("nothing.txt", None, "There is no such file or folder"),
+        (".", None, "Holds no plain text"),
+        ("*.bz2", None, "No file matches"),
+        ("link", None, "Is a link that leads nowhere, or in a circle"),
+        ("~nobody-is-here/x", None, "There is no such user"),
+        ("/dev/null", None, "Is neither a file nor a folder"),
+        ("#", None, "Use DATA=FILE#COLUMN."),
+        ("hf:TinyStories", None, "Must be hf:OWNER/NAME"),
+        ("https://a.b/c.txt", None, "Must be a file, a folder, a pattern or hf:"),
+    ],
+    ids=str,
+)
+def test_data_that_is_no_text_is_refused_by_name(
+    tmp_path: Path, data: str, content: bytes | None, said: str
+) -> None:
+    if content is not None:
+        write(tmp_path, {data.split("#")[0]: content})
+    (tmp_path / "link").symlink_to(tmp_path / "link")
+    place = data if data.startswith(("~", "/", "#", "h")) else f"{tmp_path}/{data}"
+    message = refusal(texts, place, tmp_path)
+    assert said in message and data.split("#")[0].rstrip(".") in message
+
+
+def test_a_folder_that_cannot_be_listed_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, {"closed/b.txt": b"b", "a.txt": b"a"})
+    scan = os.scandir
+
+    def scandir(path: Any) -> Any:
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", path)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert "closed: Cannot be read: Permission denied." in refusal(texts, tmp_path, tmp_path)

@@ -6,20 +6,16 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import xxhash
 
-from tests.faults.hub import REVISION, Hub, Repository, hub
+from tests.faults.hub import REVISION, Repository, hub
+from tests.train.data.sources.source_files import refusal
 from train.data.sources import given, pin
 from train.data.sources.pin import File, Pinned
-from train.data.sources.source import CorpusError, Source
-
-
-def papers(folder: Path, *patterns: str) -> Source:
-    return Source(
-        "papers", "files", 0.2, files=tuple(str(folder / pattern) for pattern in patterns)
-    )
+from train.data.sources.source import Source
 
 
 @pytest.fixture
@@ -30,16 +26,24 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def papers(folder: Path, *patterns: str) -> Source:
+    files = tuple(str(folder / pattern) for pattern in patterns)
+    return Source("papers", "files", 0.2, files=files)
+
+
+def names(p: Pinned) -> list[str]:
+    return [file.name for file in p.files]
+
+
 # ---- Files here
 
 
 def test_globs_give_each_file_once_in_order_with_size_and_hash(folder: Path) -> None:
     s = papers(folder, "b.jsonl", "**/*.jsonl", "a/*")
     p = pin.pin(s, folder / "data")
-    names = ["a/c.jsonl", "a/d.jsonl", "a/e.txt", "b.jsonl"]
     assert p.files == tuple(
         File(str(folder / name), len(name), "xxh3:" + xxhash.xxh3_128(name.encode()).hexdigest())
-        for name in names
+        for name in ("a/c.jsonl", "a/d.jsonl", "a/e.txt", "b.jsonl")
     )
     assert p.revision.startswith("local-") and p.key == f"{p.revision[:12]}-{s.identity}"
     assert pin.pinned(s, folder / "data") == p == pin.pin(s, folder / "data")
@@ -50,29 +54,12 @@ def test_names_stay_as_they_were_given(folder: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(given, "ROOT", folder)
     s = Source("papers", "files", 0.2, files=("a/*.jsonl", "~/b.jsonl"))
     p = pin.pin(s, folder / "data")
-    assert [file.name for file in p.files] == ["a/c.jsonl", "a/d.jsonl", "~/b.jsonl"]
-    assert [pin.local_path(s, file.name) for file in p.files] == [
-        folder / "a/c.jsonl",
-        folder / "a/d.jsonl",
-        folder / "b.jsonl",
-    ]
+    assert names(p) == ["a/c.jsonl", "a/d.jsonl", "~/b.jsonl"]
+    paths = [pin.local_path(s, name) for name in names(p)]
+    assert paths == [folder / name for name in ("a/c.jsonl", "a/d.jsonl", "b.jsonl")]
 
 
-def test_a_local_revision_is_that_of_names_sizes_and_contents(folder: Path) -> None:
-    s, seen = papers(folder, "**/*.jsonl"), set()
-    seen.add(pin.pin(s, folder / "data").revision)
-    os.utime(folder / "b.jsonl", ns=(1, 1))
-    assert {pin.pin(s, folder / "data").revision} == seen
-    (folder / "b.jsonl").write_text("B.jsonl")
-    seen.add(pin.pin(s, folder / "data").revision)
-    (folder / "b.jsonl").rename(folder / "z.jsonl")
-    seen.add(pin.pin(s, folder / "data").revision)
-    (folder / "z.jsonl").unlink()
-    last = pin.pin(s, folder / "data")
-    assert len(seen | {last.revision}) == 4 and pin.pinned(s, folder / "data") == last
-
-
-def test_a_file_is_hashed_again_only_when_its_size_or_time_changed(
+def test_a_revision_is_of_names_and_contents_that_are_hashed_when_size_or_time_changed(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hashed, real = [], pin.digest_of
@@ -82,116 +69,135 @@ def test_a_file_is_hashed_again_only_when_its_size_or_time_changed(
         return real(path, kind)
 
     monkeypatch.setattr(pin, "digest_of", digest_of)
-    s = papers(folder, "**/*.jsonl")
-    first = pin.pin(s, folder / "data")
-    assert hashed == ["c.jsonl", "d.jsonl", "b.jsonl"]
-    assert pin.pin(s, folder / "data") == first and len(hashed) == 3
-    stat = (folder / "b.jsonl").stat()
-    (folder / "b.jsonl").write_text("B.jsonl")
-    os.utime(folder / "b.jsonl", ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
-    assert pin.pin(s, folder / "data").revision != first.revision and hashed[3:] == ["b.jsonl"]
+    s, b = papers(folder, "**/*.jsonl"), folder / "b.jsonl"
+
+    def revision() -> tuple[str, list[str]]:
+        hashed.clear()
+        p = pin.pin(s, folder / "data")
+        assert pin.pinned(s, folder / "data") == p
+        return p.revision, list(hashed)
+
+    first, of_all = revision()
+    assert of_all == ["c.jsonl", "d.jsonl", "b.jsonl"] and revision() == (first, [])
+    os.utime(b, ns=(1, 1))
+    assert revision() == (first, ["b.jsonl"])
+    b.write_text("B.jsonl")
+    os.utime(b, ns=(1, 2))
+    second, of_one = revision()
+    b.rename(folder / "z.jsonl")
+    third, _ = revision()
+    (folder / "z.jsonl").unlink()
+    assert of_one == ["b.jsonl"] and len({first, second, third, revision()[0]}) == 4
     for damage in ("{", "[1]", '"x"'):
         (folder / "data" / f"hashes-{s.identity}.json").write_text(damage)
-        assert len(pin.pin(s, folder / "data").files) == 3
-    assert len(hashed) == 4 + 9
+        assert revision()[1] == ["c.jsonl", "d.jsonl"]
 
 
 def test_what_matches_no_file_is_named(folder: Path) -> None:
-    with pytest.raises(
-        CorpusError, match=r"papers: no file matches '.*x\*' \(looked for .*x\*\); check files"
-    ):
-        pin.pin(papers(folder, "b.jsonl", "x*"), folder / "data")
-    with pytest.raises(CorpusError, match="no file matches"):
-        pin.pin(papers(folder, "a"), folder / "data")  # a folder
+    for patterns in (("b.jsonl", "x*"), ("a",)):  # a folder
+        said = refusal(pin.pin, papers(folder, *patterns), folder / "data")
+        assert f"papers: no file matches '{folder}/{patterns[-1]}' (looked for {folder}/" in said
     assert not list(folder.glob("data/*"))
 
 
-def test_the_embedded_corpus_is_pinned_by_the_interpreters_version(tmp_path: Path) -> None:
-    s = Source("python-stdlib", "stdlib", 0.05)
-    p = pin.pin(s, tmp_path)
-    names = [file.name for file in p.files]
-    assert p.revision == "{}.{}.{}".format(*sys.version_info) and names == sorted(set(names))
-    assert {"os.py", "json/decoder.py", "asyncio/events.py"} <= set(names)
-    assert not [
-        n for n in names if {"test", "tests", "site-packages", "__pycache__"} & set(n.split("/"))
-    ]
-    assert 5e6 < sum(file.bytes for file in p.files) < 50e6  # 12 MB with 3.11
-    assert pin.pinned(s, tmp_path) == p
-
-
-def test_what_a_declaration_leaves_out_of_the_embedded_corpus_is_not_pinned(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    "pattern", ["**/*.txt", "texts/**", "**/texts/**/*.txt", "texts/**/**/*.txt"]
+)
+def test_files_are_read_once_however_links_and_copies_multiply_them(
+    tmp_path: Path, pattern: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    whole = pin.pin(Source("python-stdlib", "stdlib", 0.05), tmp_path)
-    left_out = ("encodings/*", "_sysconfigdata_*", "stringprep.py")
-    part = pin.pin(Source("python", "stdlib", 0.05, leave_out=left_out), tmp_path)
-    gone = {file.name for file in whole.files} - {file.name for file in part.files}
-    assert {"encodings/cp037.py", "stringprep.py"} < gone
-    assert all(name.startswith(("encodings/", "_sysconfigdata_", "stringprep.py")) for name in gone)
-    assert not any(file.name.startswith("encodings/") for file in part.files)
+    texts = tmp_path / "texts"
+    (texts / "sub").mkdir(parents=True)
+    for name, content in {"a": "a", "b": "b", "sub/c": "c", "sub/copy": "a"}.items():
+        (texts / f"{name}.txt").write_text(content)
+    for link, target in {"again": ".", "sub/up": "..", "l.txt": "b.txt", "x.txt": "x.txt"}.items():
+        (texts / link).symlink_to(target)
+    p = pin.pin(papers(tmp_path, pattern), tmp_path / "data")
+    assert sorted(Path(name).read_text() for name in names(p)) == ["a", "b", "c"]
+    assert "papers: left out copies of other files (1), for example " in caplog.text
 
 
-def test_an_interpreter_without_source_is_told_so(
+def test_a_pin_with_copies_of_an_earlier_version_stays(folder: Path) -> None:
+    (folder / "z.jsonl").write_bytes((folder / "b.jsonl").read_bytes())
+    s = papers(folder, "*.jsonl")
+    path = pin.pin_path(s, folder / "data")
+    once = pin.pin(s, folder / "data")
+    extra = dataclasses.replace(once.files[0], name=str(folder / "z.jsonl"))
+    path.write_text(pin.text_of(pin.Pinned(s, "local-before", (*once.files, extra))))
+    kept = pin.pin(s, folder / "data")
+    assert kept.files == (*once.files, extra) and kept.revision != once.revision
+    assert pin.pin(s, folder / "data") == kept
+    (folder / "new.jsonl").write_text("more")
+    again = pin.pin(s, folder / "data")
+    assert [Path(name).name for name in names(again)] == ["b.jsonl", "new.jsonl"]
+
+
+def test_the_embedded_corpus_is_pinned_by_the_interpreters_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    whole = pin.pin(Source("python-stdlib", "stdlib", 0.05), tmp_path)
+    assert whole.revision == "{}.{}.{}".format(*sys.version_info)
+    assert names(whole) == sorted(set(names(whole)))
+    assert {"os.py", "json/decoder.py", "asyncio/events.py"} <= set(names(whole))
+    assert 5e6 < sum(file.bytes for file in whole.files) < 50e6  # 12 MB with 3.11
+    left_out = ("encodings/*", "_sysconfigdata_*", "stringprep.py")
+    part = pin.pin(Source("python", "stdlib", 0.05, leave_out=left_out), tmp_path)
+    gone = set(names(whole)) - set(names(part))
+    assert {"encodings/cp037.py", "stringprep.py"} < gone
+    assert all(name.startswith(("encodings/", "_sysconfigdata_", "stringprep.py")) for name in gone)
     monkeypatch.setattr(pin, "stdlib_root", lambda: tmp_path)
-    with pytest.raises(CorpusError, match=r"holds no Python source.*DATA_MIX") as raised:
-        pin.pin(Source("python-stdlib", "stdlib", 0.05), tmp_path / "data")
-    assert str(tmp_path) in str(raised.value)
+    said = refusal(pin.pin, Source("python-stdlib", "stdlib", 0.05), tmp_path / "data")
+    assert f"{tmp_path} holds no Python source" in said and "DATA_MIX" in said
 
 
 # ---- The written pin
 
 
-def test_a_source_that_was_never_prepared_is_told_how_to(tmp_path: Path) -> None:
-    with pytest.raises(
-        CorpusError, match=r"pin-.*\.json: there is no such file.*prepare the data with: make data"
-    ):
-        pin.pinned(papers(tmp_path, "x"), tmp_path)
-
-
 @pytest.mark.parametrize(
-    "damage",
-    ["", "{", "[]", '{"schema": 2}', pytest.param("[" * 100_000, id="nested"), "half", "other"],
+    ("damage", "said"),
+    [
+        (None, "there is no such file: papers has not been prepared with its current declaration"),
+        *((text, "not the pin of a source") for text in ("", "{", "[]", '{"schema": 2}')),
+        pytest.param("[" * 100_000, "not the pin of a source", id="nested"),
+        ("half", "not the pin of a source"),
+        ("other", "not the pin of a source"),
+    ],
 )
-def test_a_pin_that_is_damaged_is_named(folder: Path, damage: str) -> None:
+def test_a_pin_that_is_absent_or_damaged_is_named_with_the_remedy(
+    folder: Path, damage: str | None, said: str
+) -> None:
     s = papers(folder, "b.jsonl")
     pin.pin(s, folder / "data")
     path = pin.pin_path(s, folder / "data")
-    content = {
-        "half": path.read_text()[:-20],
-        "other": path.read_text().replace(s.identity, "0" * 8),
-    }
-    path.write_text(content.get(damage, damage))
-    with pytest.raises(
-        CorpusError, match=f"{path}: not the pin of a source .*; delete it and run: make data"
-    ):
-        pin.pinned(s, folder / "data")
+    text = path.read_text()
+    damaged = {"half": text[:-20], "other": text.replace(s.identity, "0" * 8)}
+    path.unlink()
+    if damage is not None:
+        path.write_text(damaged.get(damage, damage))
+    message = refusal(pin.pinned, s, folder / "data")
+    assert message.startswith(f"{path}: {said}") and message.endswith("make data")
 
 
 def test_another_revision_in_the_declaration_asks_for_another_pin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    s = Source("x", "hub", 0.1, repository="a/b", revision="0" * 40)
     made = []
 
     def hub_pin(s: Source, token: str) -> Pinned:
-        made.append(Pinned(s, s.revision or "f" * 40, (File("a.jsonl", 1, "git-sha1:0"),)))
-        return made[-1]
+        made.append(s.revision)
+        return Pinned(s, s.revision, (File("a.jsonl", 1, "git-sha1:0"),))
 
     monkeypatch.setattr(pin, "hub_pin", hub_pin)
-    assert pin.pin(s, tmp_path).revision == "0" * 40 and len(made) == 1
-    assert pin.pin(s, tmp_path).revision == "0" * 40 and len(made) == 1
-    other = dataclasses.replace(s, revision="1" * 40)
-    with pytest.raises(
-        CorpusError, match="pins x at 000000000000, but its source says revision = 111111111111; "
-    ):
-        pin.pinned(other, tmp_path)
-    assert pin.pin(other, tmp_path).revision == "1" * 40 and len(made) == 2
-    assert (
-        pin.pin(dataclasses.replace(s, revision=""), tmp_path).revision == "1" * 40
-        and len(made) == 2
+    first, other, any_one = (
+        Source("x", "hub", 0.1, repository="a/b", revision=revision)
+        for revision in ("0" * 40, "1" * 40, "")
     )
+    assert pin.pin(first, tmp_path) == pin.pin(first, tmp_path)
+    said = refusal(pin.pinned, other, tmp_path)
+    assert "pins x at 000000000000, but its source says revision = 111111111111; " in said
+    assert pin.pin(other, tmp_path).revision == "1" * 40
+    assert pin.pin(any_one, tmp_path).revision == "1" * 40
+    assert made == ["0" * 40, "1" * 40]
 
 
 # ---- On the hub
@@ -228,8 +234,8 @@ configs:
 """
 
 
-def ask(server: Hub, folder: Path, *sources: dict[str, str]) -> list:
-    return server.run(folder, ASK, folder, json.dumps(sources))[0]
+def git(content: bytes) -> str:
+    return "git-sha1:" + hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
 def test_the_files_of_a_config_and_split_are_pinned_with_what_the_hub_says_of_them(
@@ -243,98 +249,48 @@ def test_the_files_of_a_config_and_split_are_pinned_with_what_the_hub_says_of_th
         "two/x.parquet": b"PAR1" * 10,
         "other.txt": b"o",
     }
-    plain = {"train.jsonl": b"1", "test.jsonl": b"2"}
-    with hub(
-        repositories={
-            "a/many": Repository(files),
-            "a/plain": Repository(plain),
-            "a/none": Repository({"README.md": b"hello"}),
-        }
-    ) as server:
-        one, two, test, missing, none, split, current, revised, config, empty = ask(
-            server,
-            tmp_path,
-            *(
-                {"repository": "a/many"} | keys
-                for keys in (
-                    {"config": "one"},
-                    {"config": "two"},
-                    {"config": "one", "split": "test"},
-                    {"config": "three"},
-                    {},
-                    {"config": "one", "split": "validation"},
-                )
-            ),
-            {"repository": "a/plain"},
-            {"repository": "a/plain", "revision": REVISION},
-            {"repository": "a/plain", "config": "x"},
-            {"repository": "a/none"},
-        )
-
-        def git(content: bytes) -> str:
-            return "git-sha1:" + hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
-
-        assert one == [
-            REVISION,
+    repositories = {
+        "a/many": Repository(files),
+        "a/plain": Repository({"train.jsonl": b"1", "test.jsonl": b"2"}),
+        "a/none": Repository({"README.md": b"hello"}),
+    }
+    plain = [["train.jsonl", 1, git(b"1")]]
+    table: list[tuple[dict[str, str], Any]] = [
+        (
+            {"repository": "a/many", "config": "one"},
             [["one/train-0.jsonl", 3, git(b"aaa")], ["one/train-1.jsonl", 5, git(b"bbbbb")]],
-        ]
-        assert two == [
-            REVISION,
+        ),
+        (
+            {"repository": "a/many", "config": "two"},
             [["two/x.parquet", 40, "sha256:" + hashlib.sha256(b"PAR1" * 10).hexdigest()]],
-        ]
-        assert test == [REVISION, [["one/test.jsonl", 1, git(b"t")]]]
-        assert current == revised == [REVISION, [["train.jsonl", 1, git(b"1")]]]
-        assert (
-            "a/many has no config three; there are: 'one', 'two'. Name one of them as config in the declaration"
-            in missing
-        )
-        assert "a/many has several configs; there are: 'one', 'two'. Name one" in none
-        assert (
-            "a/many, config one, has no split validation; there are: test, train. Name one of them as split"
-            in split
-        )
-        assert "a/plain has no config x; there are: 'default'" in config
-        assert empty.startswith("CorpusError") and "a/none" in empty
-        assert not (tmp_path / "s3").exists() or not list((tmp_path / "s3").iterdir())
+        ),
+        (
+            {"repository": "a/many", "config": "one", "split": "test"},
+            [["one/test.jsonl", 1, git(b"t")]],
+        ),
+        ({"repository": "a/plain"}, plain),
+        ({"repository": "a/plain", "revision": REVISION}, plain),
+        (
+            {"repository": "a/many", "config": "three"},
+            "a/many has no config three; there are: 'one', 'two'. Name one of them as config in",
+        ),
+        ({"repository": "a/many"}, "a/many has several configs; there are: 'one', 'two'. Name one"),
+        (
+            {"repository": "a/many", "config": "one", "split": "validation"},
+            "a/many, config one, has no split validation; there are: test, train. Name one of them",
+        ),
+        ({"repository": "a/plain", "config": "x"}, "a/plain has no config x; there are: 'default'"),
+        ({"repository": "a/none"}, "a/none"),
+    ]
+    with hub(repositories=repositories) as server:
+        sources = [keys for keys, _ in table]
+        answers, _ = server.run(tmp_path, ASK, tmp_path, json.dumps(sources))
+        for (keys, expected), answer in zip(table, answers, strict=True):
+            if isinstance(expected, str):
+                assert answer.startswith("CorpusError") and expected in answer, keys
+            else:
+                assert answer == [REVISION, expected], keys
+        assert not list(tmp_path.glob("s5/*"))
         asked = len(server.requests)
-        assert asked > 20
-        again = ask(server, tmp_path, {"repository": "a/many", "config": "one"})  # s0, as above
-        assert again == [one] and len(server.requests) == asked
-
-
-@pytest.mark.parametrize(
-    "pattern", ["**/*.txt", "texts/**", "**/texts/**/*.txt", "texts/**/**/*.txt"]
-)
-def test_files_are_read_once_however_links_and_copies_multiply_them(
-    tmp_path: Path, pattern: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    texts = tmp_path / "texts"
-    (texts / "sub").mkdir(parents=True)
-    for name in ("a", "b", "sub/c"):
-        (texts / f"{name}.txt").write_text(name)
-    (texts / "sub" / "copy.txt").write_text("a")
-    (texts / "again").symlink_to(texts)
-    (texts / "sub" / "up").symlink_to(texts)
-    (texts / "linked.txt").symlink_to(texts / "b.txt")
-    (texts / "x.txt").symlink_to(texts / "y.txt")
-    (texts / "y.txt").symlink_to(texts / "x.txt")
-    s = Source("papers", "files", 0.2, files=(f"{tmp_path}/{pattern}",))
-    p = pin.pin(s, tmp_path / "data")
-    contents = [Path(file.name).read_text() for file in p.files]
-    assert sorted(contents) == ["a", "b", "sub/c"]
-    assert "papers: left out copies of other files (1), for example " in caplog.text
-
-
-def test_a_pin_with_copies_of_an_earlier_version_stays(folder: Path) -> None:
-    (folder / "z.jsonl").write_bytes((folder / "b.jsonl").read_bytes())
-    s = papers(folder, "*.jsonl")
-    path = pin.pin_path(s, folder / "data")
-    once = pin.pin(s, folder / "data")
-    extra = dataclasses.replace(once.files[0], name=str(folder / "z.jsonl"))
-    path.write_text(pin.text_of(pin.Pinned(s, "local-before", (*once.files, extra))))
-    kept = pin.pin(s, folder / "data")
-    assert kept.files == (*once.files, extra) and kept.revision != once.revision
-    assert pin.pin(s, folder / "data") == kept
-    (folder / "new.jsonl").write_text("more")
-    again = pin.pin(s, folder / "data")
-    assert [Path(file.name).name for file in again.files] == ["b.jsonl", "new.jsonl"]
+        again, _ = server.run(tmp_path, ASK, tmp_path, json.dumps(sources[:1]))
+        assert again == answers[:1] and len(server.requests) == asked > 20

@@ -1,128 +1,51 @@
-"""train/data/sources/rows.py and formats.py: the same documents from any place on; what is wrong with a row is dropped."""
+"""train/data/sources/rows.py and formats.py: the same documents from any place on; what is wrong is refused or dropped."""
 
-import gzip
 import json
+import random
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from settings import ROOT
+from tests.train.data.sources.source_files import (
+    PAGE,
+    POINTER,
+    ROWS,
+    SUFFIXES,
+    compress,
+    declare,
+    encode,
+    encode_small,
+    give,
+    outcomes,
+    read,
+    refusal,
+)
 from train.data.sources import fetch, formats, pin, rows
 from train.data.sources.rows import REASONS, Cursor, Document, Dropped, documents
 from train.data.sources.source import CorpusError, Source
 
-ROWS = [
-    {"id": f"d{i}", "text": f"text {i} naïve \U0001f600\n" * (i % 7 + 1), "score": i / 3}
-    for i in range(250)
-]
-SUFFIXES = ["parquet", "jsonl", "json", "jsonl.gz", "json.gz", "jsonl.zst", "json.zst"]
-
-
-def lines(of: list[Any]) -> bytes:
-    return "".join(
-        (json.dumps(row) if isinstance(row, dict) else row) + "\n" for row in of
-    ).encode()
-
-
-def compressed(content: bytes, suffix: str) -> bytes:
-    if suffix.endswith("gz"):
-        return gzip.compress(content)
-    if suffix.endswith("zst"):
-        sink = pa.BufferOutputStream()
-        with pa.CompressedOutputStream(sink, "zstd") as stream:
-            stream.write(content)
-        return sink.getvalue().to_pybytes()
-    return content
-
-
-def encoded(of: list[Any], suffix: str, compression: str = "zstd") -> bytes:
-    """A file of these rows, in small groups."""
-    if suffix != "parquet":
-        return compressed(lines(of), suffix)
-    sink = pa.BufferOutputStream()
-    pq.write_table(
-        pa.Table.from_pylist(of),
-        sink,
-        row_group_size=40,
-        compression=compression,
-        write_page_checksum=True,
-        use_dictionary=False,
-        write_batch_size=1,
-    )  # a page a row
-    return sink.getvalue().to_pybytes()
-
-
-def source(folder: Path, contents: dict[str, bytes], **keys: Any) -> pin.Pinned:
-    folder.mkdir(exist_ok=True)
-    for name, content in contents.items():
-        (folder / name).write_bytes(content)
-    s = Source("papers", "files", 0.2, files=tuple(str(folder / name) for name in contents), **keys)
-    return pin.pin(s, folder / "data")
-
-
-def read(p: pin.Pinned, at: Cursor = rows.START) -> list[Document | Dropped]:
-    return list(documents(p, fetch.Files(p, Path("unused")), at))
-
-
-def texts(found: list[Document | Dropped]) -> list[tuple[str, str]]:
-    assert all(isinstance(item, Document) for item in found), found
-    return [(item.name, item.text) for item in found if isinstance(item, Document)]
-
-
-def dropped(found: list[Document | Dropped]) -> list[tuple[str, int]]:
-    return [(item.reason, item.at.row) for item in found if isinstance(item, Dropped)]
-
-
-def refused(p: pin.Pinned, at: Cursor = rows.START) -> str:
-    with pytest.raises(CorpusError) as raised:
-        read(p, at)
-    assert "\n" not in str(raised.value)
-    return str(raised.value)
-
-
-# ---- The split
-
-
-def test_equal_texts_under_two_names_are_never_on_both_sides_of_a_split_by_text(
-    tmp_path: Path,
-) -> None:
-    twice = [{"id": f"{name} {k}", "text": f"text {k}"} for name in "ab" for k in range(200)]
-    by_name = source(tmp_path, {"a.jsonl": lines(twice)})
-    by_text = source(tmp_path, {"a.jsonl": lines(twice)}, hold_out_by="text")
-    assert by_text.key != by_name.key and by_text.revision == by_name.revision
-
-    def sides(pinned: pin.Pinned) -> dict[str, set[bool]]:
-        found: dict[str, set[bool]] = {}
-        for document in read(pinned):
-            assert isinstance(document, Document)
-            found.setdefault(document.text, set()).add(pinned.holds_out(document.name))
-        return found
-
-    assert sum(len(of_text) == 2 for of_text in sides(by_name).values()) > 20
-    assert all(len(of_text) == 1 for of_text in sides(by_text).values())
-    held_out = sum(of_text == {True} for of_text in sides(by_text).values())
-    assert 20 < held_out < 60  # a fifth of 200
-
-
-# ---- What is right
+# ---- Documents
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_every_format_gives_the_same_documents_from_any_place_on(
     tmp_path: Path, suffix: str
 ) -> None:
-    p = source(
-        tmp_path,
-        {f"a.{suffix}": encoded(ROWS[:90], suffix), f"b.{suffix}": encoded(ROWS[90:], suffix)},
+    files = {"a": ROWS[:90], "b": ROWS[90:]}
+    p = declare(
+        tmp_path, {f"{name}.{suffix}": encode_small(of, suffix) for name, of in files.items()}
     )
     whole = read(p)
-    assert texts(whole) == [(row["id"], row["text"]) for row in ROWS]
-    assert [item.at for item in whole] == [(0, i) for i in range(90)] + [(1, i) for i in range(160)]
+    places = [(0, i) for i in range(90)] + [(1, i) for i in range(160)]
+    assert whole == [
+        Document(row["id"], row["text"], Cursor(*at)) for row, at in zip(ROWS, places, strict=True)
+    ]
     for k in (1, 29, 30, 40, 41, 89, 90, 91, 130, 249):
         assert read(p, whole[k].at) == whole[k:], k
         after = Cursor(whole[k].at.file, whole[k].at.row + 1)
@@ -130,11 +53,38 @@ def test_every_format_gives_the_same_documents_from_any_place_on(
     assert read(p, Cursor(2, 0)) == []
 
 
+@pytest.mark.parametrize("compression", ["", ".gz", ".zst"])
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("a.txt", b"\xef\xbb\xbfone\r\ntwo\n", ["one\r\ntwo\n"]),
+        ("a.txt", b"  \n", [("empty",)]),
+        ("a.md", b"\xff", [("utf-8",)]),
+        ("a.jsonl", b'\xef\xbb\xbf{"text": "a"}\r\n{"text": "b"}', ["a", "b"]),
+        ("a.jsonl", b"", []),
+        ("a.jsonl", b'["a", "b"]\n"c"\n{"text": "d"}\n7\n', ["a\n\nb", "c", "d", ("not json",)]),
+        ("a.jsonl", b'{"text": "d"}\n["a"]\n"c"\n', ["d", ("not json",), ("not json",)]),
+        ("a.jsonl", b'[\n{"text": "d"}\n]', ["d"]),
+        ("a.json", b'{"text": "a"}\n{"text": "b"}\n', ["a", "b"]),
+        ("a.json", b'[{"text": "a"}, {"text": "b"}]', ["a", "b"]),
+        ("a.json", b'\xef\xbb\xbf [\n  "a"\n ,\n"b\\n"\n]\n\n', ["a", "b\n"]),
+        ("a.json", b'[["a", "b"], "c"]', ["a\n\nb", "c"]),
+        ("a.json", b'["a", "b"]\n["c"]\n', ["a\n\nb", "c"]),
+        ("a.json", b"[ ]", []),
+    ],
+)
+def test_what_becomes_of_each_row(
+    tmp_path: Path, compression: str, name: str, content: bytes, expected: list[Any]
+) -> None:
+    p = declare(tmp_path, {name + compression: compress(content, compression)})
+    whole = read(p)
+    assert outcomes(whole) == expected
+    for k in range(len(whole)):
+        assert whole[k].at == (0, k) and read(p, Cursor(0, k)) == whole[k:]
+
+
 def test_files_are_asked_for_one_after_the_other_and_the_next_one_ahead(tmp_path: Path) -> None:
-    p, calls = (
-        source(tmp_path, {f"{name}.jsonl": lines(ROWS[k : k + 2]) for k, name in enumerate("abc")}),
-        [],
-    )
+    calls = []
 
     class Watched(fetch.Files):
         def path(self, i: int) -> Path:
@@ -147,91 +97,72 @@ def test_files_are_asked_for_one_after_the_other_and_the_next_one_ahead(tmp_path
         def done(self, i: int) -> None:
             calls.append(f"done {i}")
 
-    for item in documents(p, Watched(p, tmp_path), Cursor(1, 1)):
-        calls.append(f"row {item.at.file} {item.at.row}")
-    assert calls == [
-        "path 1",
-        "prefetch 2",
-        "row 1 1",
-        "done 1",
+    p = declare(tmp_path, {f"{k}.jsonl": encode(ROWS[k : k + 2], "jsonl") for k in range(3)})
+    calls += [f"row {item.at}" for item in documents(p, Watched(p, tmp_path), Cursor(2, 1))]
+    assert [call.split("(")[0] for call in calls] == [
         "path 2",
         "prefetch 3",
-        "row 2 0",
-        "row 2 1",
         "done 2",
+        "row Cursor",
     ]
 
 
 def test_row_groups_before_the_place_are_not_read(tmp_path: Path) -> None:
-    content = bytearray(encoded(ROWS, "parquet"))
+    content = bytearray(encode_small(ROWS, "parquet"))
     content[10:60] = bytes(50)  # in the first of seven groups of 40 rows
-    p = source(tmp_path, {"a.parquet": bytes(content)})
-    assert "damaged or truncated" in refused(p) and "damaged or truncated" in refused(
-        p, Cursor(0, 39)
-    )
-    assert texts(read(p, Cursor(0, 40))) == [(row["id"], row["text"]) for row in ROWS[40:]]
+    p = declare(tmp_path, {"a.parquet": bytes(content)})
+    assert "damaged or truncated" in refusal(read, p, Cursor(0, 39))
+    assert outcomes(read(p, Cursor(0, 40))) == [row["text"] for row in ROWS[40:]]
 
 
-def test_a_text_file_is_one_document_as_it_is(tmp_path: Path) -> None:
-    p = source(
-        tmp_path,
-        {"a.txt": b"\xef\xbb\xbfone\r\ntwo\n", "b.txt": b"  \n", "c.txt": b"\xff", "d.txt": b"d"},
-    )
-    found = read(p)
-    assert texts(found[:1] + found[3:]) == [
-        (str(tmp_path / "a.txt"), "one\r\ntwo\n"),
-        (str(tmp_path / "d.txt"), "d"),
-    ]
-    assert [(item.reason, item.at) for item in found[1:3] if isinstance(item, Dropped)] == [
-        ("empty", (1, 0)),
-        ("utf-8", (2, 0)),
-    ]
-    assert read(p, Cursor(1, 1)) == found[2:]
+def test_a_document_is_named_by_its_column_its_place_or_its_text(tmp_path: Path) -> None:
+    ids = [None, 7, "", "\ud800", "own"]
+    content = encode([{"text": "a"}, *({"id": k, "text": f"{k!r}"} for k in ids)], "jsonl")
 
+    def names(files: dict[str, bytes], **keys: Any) -> list[str]:
+        return [item.name for item in read(declare(tmp_path, files, **keys)) if type(item) is Document]  # fmt: skip
 
-def test_a_row_without_a_name_has_that_of_its_place(tmp_path: Path) -> None:
-    content = lines(
-        [
-            {"text": "a"},
-            {"id": None, "text": "b"},
-            {"id": 7, "text": "c"},
-            {"id": "", "text": "d"},
-            {"id": "\ud800", "text": "e"},
-        ]
-    )
-    p = source(tmp_path, {"a.jsonl": content})
     at = tmp_path / "a.jsonl"
-    assert [name for name, _ in texts(read(p))] == [f"{at}:0", f"{at}:1", "7", f"{at}:3", f"{at}:4"]
+    places = [f"{at}:0", f"{at}:1", "7", f"{at}:3", f"{at}:4", "own"]
+    assert names({"a.jsonl": content}) == places
+    assert names({"a.txt": b"text"}) == [str(tmp_path / "a.txt")]
+    assert set(map(len, names({"a.jsonl": content}, hold_out_by="text"))) == {64}
+
+
+def test_equal_texts_under_two_names_are_never_on_both_sides_of_a_split_by_text(
+    tmp_path: Path,
+) -> None:
+    twice = [{"id": f"{name} {k}", "text": f"text {k}"} for name in "ab" for k in range(200)]
+
+    def sides(**keys: Any) -> list[set[bool]]:
+        pinned = declare(tmp_path, {"a.jsonl": encode(twice, "jsonl")}, **keys)
+        found: dict[str, set[bool]] = {}
+        for document in read(pinned):
+            assert isinstance(document, Document)
+            found.setdefault(document.text, set()).add(pinned.holds_out(document.name))
+        return list(found.values())
+
+    assert sum(len(of_text) == 2 for of_text in sides()) > 20
+    assert 20 < sides(hold_out_by="text").count({True}) < 60  # a fifth of 200
+    assert all(len(of_text) == 1 for of_text in sides(hold_out_by="text"))
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 def test_a_template_makes_the_text_of_several_columns(tmp_path: Path, suffix: str) -> None:
     good = {"q": "Why?", "o": {"A": "this", "B": "that"}, "n": 3}
-    p = source(
-        tmp_path,
-        {
-            f"a.{suffix}": encoded(
-                [good, good | {"n": None}, good | {"o": {"A": None, "B": "x"}}], suffix
-            )
-        },
-        template="{q} {o[A]} {n:02d}",
-    )
-    found = read(p)
-    assert isinstance(found[0], Document) and found[0].text == "Why? this 03"
-    assert dropped(found) == [("null", 1), ("null", 2)]
-    p = source(tmp_path, {f"b.{suffix}": encoded([good], suffix)}, template="{q} {choices}")
-    assert "no column 'choices'" in refused(p)
-    p = source(tmp_path, {f"c.{suffix}": encoded([good], suffix)}, template="{q} {o}")
-    assert [item.reason for item in read(p) if isinstance(item, Dropped)] == ["type"]
+    wrong = [good | {"n": None}, good | {"o": {"A": None, "B": "x"}}]
+    content = {f"a.{suffix}": encode([good, *wrong], suffix)}
 
+    def made(template: str) -> list[Any]:
+        return outcomes(read(declare(tmp_path, content, template=template)))
 
-def test_a_template_with_a_key_that_a_row_lacks_drops_that_row(tmp_path: Path) -> None:
-    p = source(
-        tmp_path,
-        {"a.jsonl": lines([{"q": {"x": "1"}}, {"q": {"y": "2"}}, {"r": 1}, {"q": "text"}])},
-        template="{q[x]}",
-    )
-    assert dropped(read(p)) == [("template", 1), ("template", 2), ("template", 3)]
+    assert made("{q} {o[A]} {n:02d}") == ["Why? this 03", ("null",), ("null",)]
+    assert made("{q} {o}") == [("type",)] * 3
+    assert "no column 'choices'" in refusal(made, "{q} {choices}")
+    if suffix == "jsonl":
+        lines = [{"q": {"x": "1"}}, {"q": {"y": "2"}}, {"r": 1}, {"q": "text"}]
+        content = {"a.jsonl": encode(lines, "jsonl")}
+        assert made("{q[x]}") == ["1", *[("template",)] * 3]
 
 
 def test_the_embedded_corpus_is_the_interpreters_own(
@@ -252,17 +183,16 @@ def test_the_embedded_corpus_is_the_interpreters_own(
         (tmp_path / "lib" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "lib" / name).write_bytes(content)
     monkeypatch.setattr(pin, "stdlib_root", lambda: tmp_path / "lib")
-    p = pin.pin(Source("python-stdlib", "stdlib", 0.05), tmp_path / "data")
-    found = read(p)
-    assert dropped(found) == [("utf-8", 0), ("empty", 0)]
-    assert texts([item for item in found if isinstance(item, Document)]) == [
-        ("a/z.py", "z"),
-        ("b.py", "b = 'naïve'\n"),
-        ("testing.py", "kept"),
+    found = read(pin.pin(Source("python-stdlib", "stdlib", 0.05), tmp_path / "data"))
+    assert outcomes(found) == [("utf-8",), "z", "b = 'naïve'\n", ("empty",), "kept"]
+    assert [item.name for item in found if isinstance(item, Document)] == [
+        "a/z.py",
+        "b.py",
+        "testing.py",
     ]
 
 
-# ---- What is wrong with a row
+# ---- Rows that are dropped
 
 BAD_LINES: dict[str, list[bytes]] = {
     "null": [b'{"text": null}', b'{"body": "x"}'],
@@ -275,24 +205,17 @@ BAD_LINES: dict[str, list[bytes]] = {
 }
 
 
-@pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz"])
 def test_rows_of_json_lines_are_dropped_with_their_reason_and_the_others_stay(
-    tmp_path: Path, suffix: str
+    tmp_path: Path,
 ) -> None:
-    content, expected = b"", []
+    content, expected = b"", list[Any]()
     for reason, bad in BAD_LINES.items():
         for line in bad:
             content += b'{"text": "good"}\n' + line + b"\n"
-            expected.append(reason)
-    p = source(
-        tmp_path, {f"a.{suffix}": gzip.compress(content) if suffix.endswith("gz") else content}
-    )
-    found = read(p)
-    assert dropped(found) == [(reason, 2 * k + 1) for k, reason in enumerate(expected)]
-    assert [item.text for item in found if isinstance(item, Document)] == ["good"] * len(expected)
-    for k in range(len(found)):
-        assert read(p, Cursor(0, k)) == found[k:]
-    assert set(expected) | {"template", "long"} == REASONS.keys()
+            expected += ["good", (reason,)]
+    found = read(declare(tmp_path, {"a.jsonl": content}))
+    assert outcomes(found) == expected
+    assert BAD_LINES.keys() | {"template", "long"} == REASONS.keys()
     assert all(0 < len(item.what) < 200 for item in found if isinstance(item, Dropped))
 
 
@@ -305,12 +228,10 @@ def test_rows_of_columns_are_dropped_with_their_reason_and_the_others_stay(
     column = pa.Array.from_buffers(pa.string(), len(text), text.buffers(), text.null_count)
     if template:
         column = pa.StructArray.from_arrays([column], ["en"])
-    sink = pa.BufferOutputStream()
-    pq.write_table(pa.table({"text": column}), sink)
-    keys = {"template": template} if template else {}
-    found = read(source(tmp_path, {"a.parquet": sink.getvalue().to_pybytes()}, **keys))
-    assert dropped(found) == [("null", 1), ("empty", 2), ("empty", 3), ("utf-8", 4), ("nul", 5)]
-    assert [item.at.row for item in found if isinstance(item, Document)] == [0, 6]
+    content = encode(pa.table({"text": column}), "parquet")
+    reasons = [(reason,) for reason in ("null", "empty", "empty", "utf-8", "nul")]
+    found = read(declare(tmp_path, {"a.parquet": content}, template=template))
+    assert outcomes(found) == ["good", *reasons, "good"]
 
 
 def test_what_is_too_long_is_dropped_without_being_read_whole(
@@ -319,25 +240,16 @@ def test_what_is_too_long_is_dropped_without_being_read_whole(
     monkeypatch.setattr(formats, "LONGEST_TEXT", 1000)
     monkeypatch.setattr(rows, "LONGEST_TEXT", 1000)
     monkeypatch.setattr(formats, "BUFFER_BYTES", 64)
-    of = [
-        {"text": "x" * 980},
-        {"text": "y" * 990},
-        {"text": "z"},
-        {"text": "ï" * 5000},
-        {"text": "end"},
-    ]
-    content = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in of).encode()
-    found = read(source(tmp_path, {"a.jsonl": content}))
-    assert dropped(found) == [("long", 1), ("long", 3)]
-    assert [item.text[0] for item in found if isinstance(item, Document)] == ["x", "z", "e"]
-    found = read(
-        source(
-            tmp_path, {"a.parquet": encoded([{"text": "ï" * 500}, {"text": "ï" * 501}], "parquet")}
-        )
-    )
-    assert dropped(found) == [("long", 1)]
-    found = read(source(tmp_path, {"a.txt": b"x" * 1000, "b.txt": b"x" * 1001}))
-    assert [type(item) for item in found] == [Document, Dropped]
+    texts = ["x" * 980, "y" * 990, "z", "ï" * 5000, "end"]
+    lines = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
+    long = [{"text": "ï" * 500}, {"text": "ï" * 501}]
+    for name, content, expected in (
+        ("a.jsonl", lines.encode(), [texts[0], ("long",), "z", ("long",), "end"]),
+        ("a.parquet", encode(long, "parquet"), ["ï" * 500, ("long",)]),
+        ("a.txt", b"x" * 1000, ["x" * 1000]),
+        ("b.txt", b"x" * 1001, [("long",)]),
+    ):
+        assert outcomes(read(declare(tmp_path, {name: content}))) == expected, name
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
@@ -345,28 +257,187 @@ def test_a_file_of_which_too_much_was_dropped_is_refused_wherever_reading_began(
     tmp_path: Path, suffix: str
 ) -> None:
     of = [{"id": str(i), "text": None if i < 51 else "x"} for i in range(100)]
-    p = source(tmp_path, {f"a.{suffix}": encoded(of, suffix)})
+
+    def made(of: list, **keys: Any) -> pin.Pinned:
+        return declare(tmp_path, {f"a.{suffix}": encode_small(of, suffix)}, **keys)
+
+    said = "51 of 100 rows had to be dropped, more than max_dropped = 0.5 of them (column 'text' is"
     for start in (0, 1, 45, 80, 99) if suffix == "jsonl" else (0,):
-        assert (
-            "51 of 100 rows had to be dropped, more than max_dropped = 0.5 of them (column 'text' is null)"
-            in refused(p, Cursor(0, start))
-        ), start
+        message = refusal(read, made(of), Cursor(0, start))
+        assert said in message and re.match(r"\S+(l:|parquet: row )1 of papers: ", message)
     # A part of a Parquet file says little of the whole.
     rest = [{"id": str(i), "text": "x" if i < 150 else None} for i in range(270)]
-    p = source(tmp_path, {f"a.{suffix}": encoded(rest, suffix)})
-    assert len(read(p)) == 270 and len(read(p, Cursor(0, 160))) == 110
-    assert (
-        len(read(source(tmp_path, {f"a.{suffix}": encoded(of, suffix)}, max_dropped=0.51))) == 100
+    assert len(read(made(rest))) == 270 and len(read(made(rest), Cursor(0, 160))) == 110
+    assert len(read(made(of, max_dropped=0.51))) == 100
+    assert len(read(made(of[1:]))) == 99  # too few to judge by
+    assert len(read(made([*of[1:], of[-1]]))) == 100  # a half
+
+
+# ---- Files that are refused
+
+
+@pytest.mark.fault(11)
+@pytest.mark.parametrize("suffix", [*SUFFIXES, "txt"])
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (PAGE, 'a web or error page, 278 bytes, it starts with b"<?xml version='),
+        (b"\n <!DOCTYPE html><html>", "a web or error page"),
+        (POINTER, "a git-lfs pointer"),
+    ],
+    ids=["error", "page", "pointer"],
+)
+def test_a_file_that_is_something_else_is_named(
+    tmp_path: Path, suffix: str, content: bytes, said: str
+) -> None:
+    message = refusal(read, declare(tmp_path, {f"a.{suffix}": content}))
+    assert message.startswith(f"{tmp_path / f'a.{suffix}'} of papers: {said}")
+    assert "Get it again, or leave it out" in message
+
+
+NESTED = b'["a", ' + b"[" * 100_000
+LATER = encode([{"body": "x"}] * 100 + [{"text": "x"}] * 900, "jsonl")
+DOUBLED = pa.Table.from_arrays([pa.array(["a"])] * 2, names=["text", "text"])
+NO_KIND = "not a kind of file that papers can be read from; there are: .parquet, .jsonl"
+
+
+@pytest.mark.fault(11)
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.json", b'{\n "text": "a"\n}\n', " of papers: one JSON object over the whole file"),
+        ("a.json", b'["a", "b', " of papers: half an array, it ends with"),
+        ("a.json", b'["a", "b"', "half an array, it ends with"),
+        ("a.json", b'["a",\n"b" "c"]', 'not valid JSON at \'["a",\\n"b" "c"]\' (line 2, column 5)'),
+        ("a.json", b'["a",\n"b"]\n["c"]', "more than one JSON value (line 3, column 1)"),
+        ("a.json", b'["a", "\xff"]', " of papers: is not UTF-8. Convert it, for example: iconv"),
+        ("a.json", NESTED, "an element that is nested too deeply"),
+        ("a.json", b'["%s"]' % (b"a" * 999), "more than 800 characters. Write it as JSON lines"),
+        ("a.jsonl", encode([{"a": "", "b": 1}], "jsonl"), "no column 'text'; it has: a, b. Name"),
+        ("a.jsonl", LATER, "no column 'text'; it has: body. Name the right one"),
+        ("a.parquet", encode([{"a": "", "b": 1}], "parquet"), "no column 'text'; it has: a, b. "),
+        ("a.parquet", encode([{"text": 1}], "parquet"), "column 'text' is int64, not text"),
+        ("a.parquet", encode(DOUBLED, "parquet"), "two columns are named 'text'. Rename one of"),
+        ("a.parquet", b"something else, and long enough", "not parquet, it starts with b'someth"),
+        ("a.jsonl.gz", b"something else", "not gzip"),
+        ("a.jsonl.zst", b"something else", "not zstd"),
+        *((name, b"x", NO_KIND) for name in ("a.csv", "a.arrow", "a.txt.bz2", "a.py", "jsonl")),
+    ],
+    ids=str,
+)
+def test_a_file_that_holds_no_rows_of_text_is_refused_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes, said: str
+) -> None:
+    monkeypatch.setattr(formats, "LONGEST_ARRAY", len(NESTED) if content is NESTED else 800)
+    message = refusal(read, declare(tmp_path, {name: content}))
+    assert said in message and message.startswith(f"{tmp_path}/{name}")
+
+
+def test_a_column_may_be_absent_from_99_of_the_first_lines(tmp_path: Path) -> None:
+    p = declare(tmp_path, {"a.jsonl": LATER[LATER.index(b"\n") + 1 :]})
+    assert outcomes(read(p)) == [("null",)] * 99 + ["x"] * 900
+    nulls = declare(tmp_path, {"a.parquet": encode([{"text": None}], "parquet")})
+    assert outcomes(read(nulls)) == [("null",)]
+
+
+@pytest.mark.fault(11)
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl.gz", "json.gz", "jsonl.zst"])
+def test_a_file_that_is_cut_anywhere_is_refused(tmp_path: Path, suffix: str) -> None:
+    noise = [row | {"noise": random.Random(i).random()} for i, row in enumerate(ROWS)]
+    content = encode_small(noise, suffix)
+    n = len(content)
+    for cut in [0, 1, 3, 5, 20, n // 4, n // 2, 3 * n // 4, n - 9, n - 4, n - 1]:
+        message = refusal(read, declare(tmp_path, {f"a.{suffix}": content[:cut]}))
+        assert message.startswith(f"{tmp_path}/a.{suffix}"), message
+        assert "truncated" in message or cut < 10, message
+
+
+@pytest.mark.fault(11)
+@pytest.mark.parametrize(("suffix", "least"), [("parquet", 5), ("jsonl.gz", 20)])
+def test_a_file_with_bytes_that_changed_gives_no_other_text(
+    tmp_path: Path, suffix: str, least: int
+) -> None:
+    """Many of a small Parquet file's bytes mean nothing."""
+    content = encode_small(ROWS, suffix, compression="none")
+    rng, wrong = random.Random(3), 0
+    for _ in range(25):
+        damaged = bytearray(content)
+        damaged[rng.randrange(20, len(content) - 12)] ^= 1 << rng.randrange(8)
+        try:
+            found = read(declare(tmp_path, {f"a.{suffix}": bytes(damaged)}))
+        except CorpusError:
+            wrong += 1
+        else:
+            assert outcomes(found) == [row["text"] for row in ROWS]
+    assert wrong > least
+
+
+@pytest.mark.fault(11)
+@pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz", "jsonl.zst"])
+@pytest.mark.parametrize("end", [b'{"id": "2", "te', b'{"id": "2", "text": "na\xc3', b"1"])
+def test_half_a_last_line_is_refused_behind_the_whole_ones(
+    tmp_path: Path, suffix: str, end: bytes
+) -> None:
+    content = b'{"text": "whole"}\n{"text": "whole"}\n' + end
+    p = declare(tmp_path, {f"a.{suffix}": compress(content, suffix)})
+    found = documents(p, fetch.Files(p, tmp_path))
+    assert [next(found).at.row, next(found).at.row] == [0, 1]
+    said = r"a\.jsonl\S*:3 of papers: half a last line, it ends with b'.*Get it again"
+    assert re.search(said, refusal(next, found))
+
+
+# ---- Parquet
+
+
+@pytest.mark.fault(11)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"compression": "zstd"},
+        {"use_dictionary": False, "column_encoding": {"text": "DELTA_BYTE_ARRAY"}},
+    ],
+)
+def test_parquet_that_multiplies_a_text_is_decoded_row_by_row(
+    tmp_path: Path, options: dict
+) -> None:
+    text = "word " * 100_000
+    path = tmp_path / "a.parquet"
+    path.write_bytes(
+        encode(pa.table({"text": [text] * 1024, "id": ["x"] * 1024}), "parquet", **options)
     )
-    assert (
-        len(read(source(tmp_path, {f"a.{suffix}": encoded(of[1:], suffix)}))) == 99
-    )  # too few to judge by
-    assert (
-        len(read(source(tmp_path, {f"a.{suffix}": encoded([*of[1:], of[-1]], suffix)}))) == 100
-    )  # a half
+    assert path.stat().st_size < 2**20
+    with formats.open_parquet(path) as file:
+        group, schema = file.metadata.row_group(0), file.schema_arrow
+        assert formats.count_batch_rows(group, schema, ["text"]) <= 16  # 8 MiB, and not 512
+        assert formats.count_batch_rows(group, schema, ["id"]) == formats.BATCH_ROWS
+    before = pa.total_allocated_bytes()
+    for _, value in formats.read(path, path.name, ("text", "id")):
+        assert value == {"text": text, "id": "x"}
+        assert pa.total_allocated_bytes() - before < 2**25
 
 
-# ---- In bounds, and on real text
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view(), "dictionary"])
+def test_text_of_every_arrow_type_is_read(tmp_path: Path, kind: Any) -> None:
+    plain = pa.array(["a", None, "naïve"])
+    column = plain.dictionary_encode() if kind == "dictionary" else plain.cast(kind)
+    content = encode(pa.table({"n": [1, 2, 3], "text": column}), "parquet")
+    p = declare(tmp_path, {"a.parquet": content})
+    assert outcomes(read(p)) == ["a", ("null",), "naïve"]
+    assert outcomes(read(give(tmp_path / "a.parquet", tmp_path / "given"))) == outcomes(read(p))
+
+
+def test_dates_that_python_has_not_are_dropped_or_not_looked_at(tmp_path: Path) -> None:
+    days = pa.array([1, 2**31 - 1], pa.date32())
+    times = pa.array([2**62, 1], pa.timestamp("us"))
+    content = encode(pa.table({"text": ["a", "b"], "day": days, "time": times}), "parquet")
+    assert outcomes(read(declare(tmp_path, {"a.parquet": content}))) == ["a", "b"]
+    assert len(read(give(tmp_path / "a.parquet", tmp_path / "given"))) == 2
+    for column, row in (("day", 1), ("time", 0)):
+        p = declare(tmp_path, {"a.parquet": content}, template="{text} {" + column + "}")
+        assert outcomes(read(p))[row] == ("type",)
+
+
+# ---- In bounds
 
 READER = """
 import re, sys
@@ -396,7 +467,7 @@ def test_memory_is_bounded_by_a_document_and_not_by_the_file(
         ("tiny", [{"id": str(i), "text": f"t{i}"} for i in range(tiny)], 100),
     ):
         path = tmp_path / f"{name}.{suffix}"
-        path.write_bytes(encoded(of, suffix))
+        path.write_bytes(encode_small(of, suffix))
         out = subprocess.run(
             [sys.executable, "-c", READER, path, tmp_path / "data"],
             cwd=ROOT,
