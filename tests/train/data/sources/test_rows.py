@@ -282,7 +282,7 @@ def test_a_file_of_which_too_much_was_dropped_is_refused_wherever_reading_began(
     ("content", "said"),
     [
         (PAGE, 'a web or error page, 278 bytes, it starts with b"<?xml version='),
-        (b"\n <!DOCTYPE html><html>", "a web or error page"),
+        (b"\xef\xbb\xbf\n <!DOCTYPE html><html>", "a web or error page"),
         (POINTER, "a git-lfs pointer"),
     ],
     ids=["error", "page", "pointer"],

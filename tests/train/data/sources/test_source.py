@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from settings import ROOT
+from tests.train.data.sources.source_files import refusal
 from train.data.sources.source import (
     KEYS,
-    CorpusError,
     Source,
     declared,
     is_validation,
@@ -22,17 +22,9 @@ HERE = ROOT / "sources"
 FILES = 'files = ["a.jsonl"]\nvalidation_fraction = 0.1\n'
 
 
-def of(folder: Path, content: str, name: str = "mine") -> Source:
-    (folder / f"{name}.toml").write_text(content)
-    return declared(name, [folder])
-
-
-def refused(folder: Path, content: str) -> str:
-    with pytest.raises(CorpusError) as raised:
-        of(folder, content)
-    message = str(raised.value)
-    assert message.startswith(str(folder / "mine.toml")) and "\n" not in message
-    return message
+def of(folder: Path, content: str) -> Source:
+    (folder / "mine.toml").write_text(content)
+    return declared("mine", [folder])
 
 
 # ---- Those that are here
@@ -114,34 +106,28 @@ def test_a_declaration_of_files_gives_every_key_its_place(tmp_path: Path) -> Non
 
 
 def test_an_unknown_source_is_named_with_those_that_there_are(tmp_path: Path) -> None:
-    with pytest.raises(
-        CorpusError,
-        match=r"DATA_MIX names wiki, which is no source; there are: finepdfs, fineweb-edu, "
-        r"python-stdlib, python, usmle .*sources/wiki\.toml",
+    for name, folder, said in (
+        (
+            "wiki",
+            HERE,
+            "DATA_MIX names wiki, which is no source; there are: finepdfs, fineweb-edu, ",
+        ),
+        ("wiki", HERE, "sources/wiki.toml"),
+        ("fineweb-ed", HERE, "did you mean fineweb-edu?"),
+        ("../unit/x", tmp_path, "there are: none"),
     ):
-        declared("wiki", [HERE])
-    with pytest.raises(CorpusError, match="did you mean fineweb-edu"):
-        declared("fineweb-ed", [HERE])
-    with pytest.raises(CorpusError, match="there are: none"):
-        declared("../unit/x", [tmp_path])
+        assert said in refusal(declared, name, [folder])
 
 
 def test_a_source_is_declared_here_or_next_to_the_data_and_not_in_both(tmp_path: Path) -> None:
-    ours, own = tmp_path / "sources", tmp_path / "data"
-    for folder in (ours, own):
+    ours, own = folders = [tmp_path / "sources", tmp_path / "data"]
+    for folder in folders:
         folder.mkdir()
-    (own / "mine.toml").write_text(FILES)
-    assert declared("mine", [ours, own]).files == ("a.jsonl",)
+    (own / "mine.toml").write_text(FILES + 'max_epochs = "unlimited"\n')
+    assert declared("mine", folders).max_epochs == math.inf
     (ours / "mine.toml").write_text(FILES)
-    with pytest.raises(
-        CorpusError, match=f"mine, which is declared twice, in .*; rename {own}/mine.toml"
-    ):
-        declared("mine", [ours, own])
-
-
-def test_max_epochs_may_be_unlimited(tmp_path: Path) -> None:
-    assert of(tmp_path, FILES).max_epochs is None
-    assert of(tmp_path, FILES + 'max_epochs = "unlimited"\n').max_epochs == math.inf
+    said = refusal(declared, "mine", folders)
+    assert "mine, which is declared twice, in " in said and f"rename {own}/mine.toml" in said
 
 
 @pytest.mark.parametrize(
@@ -153,31 +139,23 @@ def test_max_epochs_may_be_unlimited(tmp_path: Path) -> None:
         ),
         (FILES + "zzzzz = 1", "zzzzz is no key of a source; there are: repository, files"),
         (FILES + "text = 3", 'text = 3 must be a string; for example: text = "text"'),
-        (FILES + 'text = ""', "text = '' must be a string"),
         (FILES + "compressors = 1", "compressors = 1 must be true or false; for example: compr"),
-        (FILES + "max_dropped = true", "max_dropped = True must be a share of rows"),
         (FILES + "max_dropped = 1.5", "max_dropped = 1.5 must be a share of rows"),
         (FILES + "tokens = 1e9", "tokens = 1000000000.0 must be about how many tokens"),
-        (FILES + "tokens = true", "tokens = True must be about how many"),
-        (FILES + "tokens = inf", "tokens = inf must be about how many"),
         (
             FILES + "tokens = 0",
             "tokens = 0 must be about how many tokens the source has, or left out",
         ),
         (FILES + "max_epochs = 0", 'must be a whole number, at least 1, or "unlimited"'),
-        (FILES + "max_epochs = 2.5", "max_epochs = 2.5 must be a whole number, at least 1"),
         (FILES + "max_epochs = nan", "max_epochs = nan must be a whole number, at least 1"),
-        (FILES + 'max_epochs = "many"', "max_epochs = 'many' must be a whole number"),
         (FILES + 'hold_out_by = "hash"', "hold_out_by = 'hash' must be name or text"),
         ('files = "a.jsonl"\nvalidation_fraction = 0.1', "files = 'a.jsonl' must be a list of"),
-        ("files = []\nvalidation_fraction = 0.1", "files = [] must be a list of patterns"),
         ("files = [1]\nvalidation_fraction = 0.1", "files = [1] must be a list of patterns"),
         (
             "validation_fraction = 0.1",
             "a source has one of repository, files and embedded, and none is given; for example",
         ),
         (FILES + 'repository = "a/b"', "and repository and files are given; for example"),
-        (FILES + 'embedded = "python-stdlib"', "and files and embedded are given"),
         (
             'embedded = "shakespeare"\nvalidation_fraction = 0.1',
             "embedded = 'shakespeare' must be python-stdlib",
@@ -193,7 +171,6 @@ def test_max_epochs_may_be_unlimited(tmp_path: Path) -> None:
             "for example: validation_fraction = 0.001",
         ),
         ('files = ["a"]\nvalidation_fraction = 0', "validation_fraction = 0 must be"),
-        ('files = ["a"]\nvalidation_fraction = 1.0', "validation_fraction = 1.0 must be"),
         ('files = ["a"]\nvalidation_fraction = nan', "validation_fraction = nan must be"),
         (
             'repository = "./folder/x"\nvalidation_fraction = 0.1',
@@ -213,8 +190,6 @@ def test_max_epochs_may_be_unlimited(tmp_path: Path) -> None:
         ),
         (FILES + 'template = "{a"', "must be text with columns in braces (expected '}'"),
         (FILES + 'template = "{a.b}"', "{a.b} is no column; write {column} or {column[key]}"),
-        (FILES + 'template = "{a[b].c}"', "{a[b].c} is no column"),
-        (FILES + 'template = "{}"', "{} is no column"),
         (FILES + 'template = "{0}"', "{0} is a number, and columns have names"),
         (FILES + 'template = "{a:{b}}"', "has braces in its format"),
         ("files = [", "not TOML"),
@@ -223,7 +198,8 @@ def test_max_epochs_may_be_unlimited(tmp_path: Path) -> None:
 def test_a_declaration_that_is_wrong_is_refused_with_the_key_and_what_would_be_right(
     tmp_path: Path, content: str, said: str
 ) -> None:
-    assert said in refused(tmp_path, content)
+    message = refusal(of, tmp_path, content)
+    assert said in message and message.startswith(f"{tmp_path}/mine.toml: ")
 
 
 def test_every_key_has_a_valid_example(tmp_path: Path) -> None:
