@@ -206,37 +206,27 @@ class RunTable:
             is_found: (n,) bool, by place in `runs`.
 
         Returns:
-            As in report.json. The examples are of the rows that share the longest stretches.
+            As in report.json. The examples are the first run of each of the first rows.
         """
         runs_found = []
-        stretches: dict[int, list[str]] = {}  # the longest of each row
+        examples: dict[int, str] = {}  # by row
         for text in task.texts:
-            found = is_found[np.searchsorted(self.runs, text.runs)]
-            if found.any():
-                runs_found.append(text.runs[found])
-                stretch = find_stretch(text, found)
-                stretches[text.row] = max(stretches.get(text.row, []), stretch, key=len)
-        longest = sorted(stretches.items(), key=lambda item: -len(item[1]))[:EXAMPLES]
+            is_shared = is_found[np.searchsorted(self.runs, text.runs)]
+            if is_shared.any():
+                runs_found.append(text.runs[is_shared])
+                first = int(np.argmax(is_shared))
+                run = text.words.split()[first : first + text.length]
+                examples.setdefault(text.row, " ".join(run))
         return {
             "rows": task.rows,
-            "rows_touched": len(stretches),
+            "rows_touched": len(examples),
             "grams": len(np.unique(join([text.runs for text in task.texts]))),
             "grams_found": len(np.unique(join(runs_found))),
             "examples": [
-                {"row": row, "words": len(words), "text": " ".join(words)} for row, words in longest
+                {"row": row, "text": run}
+                for row, run in itertools.islice(examples.items(), EXAMPLES)
             ],
         }
-
-
-def find_stretch(text: Text, found: np.ndarray) -> list[str]:
-    """Return the longest stretch of a text every word of which is in a run that was found.
-
-    Args:
-        found: (n,) bool, by run.
-    """
-    edges = np.flatnonzero(np.diff(found, prepend=False, append=False)).reshape(-1, 2)
-    begin, end = edges[np.argmax(edges[:, 1] - edges[:, 0])]
-    return text.words.split()[begin : end - 1 + text.length]
 
 
 def join(arrays: list[np.ndarray]) -> np.ndarray:

@@ -124,39 +124,32 @@ def count_repeated(is_repeated: np.ndarray, lengths: np.ndarray) -> dict[str, An
     return {"documents": int(is_repeated.sum()), "tokens": tokens, "token_share": share}
 
 
-def read_sequence(
-    v: Vocabulary, shards: ShardSet, split: str, position: int, length: int
-) -> dict[str, Any]:
-    """Decode tokens of a split, up to the end of the shard.
-
-    Args:
-        position: of the first token, counted over all shards.
-    """
-    infos = shards.shards[split]
-    number = 0
-    while position >= infos[number].tokens:
-        position -= infos[number].tokens
-        number += 1
-    end = min(position + length, infos[number].tokens)
-    (ids,) = shards.read(split, number, [(position, end)])
-    return {
-        "shard": infos[number].file,
-        "token": position,
-        "tokens": len(ids),
-        "text": v.decode(ids.tolist()),
-    }
-
-
 def draw_sequences(
     config: Config, v: Vocabulary, shards: ShardSet, split: str
 ) -> list[dict[str, Any]]:
-    """Decode SEQ_LEN tokens from random positions, which SEED and the source decide."""
-    tokens = shards.total(split, "tokens")
-    rng = np.random.default_rng(
-        [config.seed, zlib.crc32(f"{shards.manifest['source']} {split}".encode())]
-    )
-    positions = np.sort(rng.choice(tokens, min(SEQUENCES, tokens), replace=False))
-    return [read_sequence(v, shards, split, at, config.seq_len) for at in positions.tolist()]
+    """Decode SEQ_LEN tokens, or up to the end of the shard, from random positions.
+
+    SEED and the source decide the positions, counted over all shards.
+    """
+    infos = shards.shards[split]
+    ends = np.cumsum([info.tokens for info in infos])
+    seed = [config.seed, zlib.crc32(f"{shards.manifest['source']} {split}".encode())]
+    chosen = np.random.default_rng(seed).choice(ends[-1], min(SEQUENCES, ends[-1]), replace=False)
+    sequences = []
+    for position in np.sort(chosen):
+        number = int(np.searchsorted(ends, position, "right"))
+        begin = int(position - ends[number]) + infos[number].tokens
+        end = min(begin + config.seq_len, infos[number].tokens)
+        (ids,) = shards.read(split, number, [(begin, end)])
+        sequences.append(
+            {
+                "shard": infos[number].file,
+                "token": begin,
+                "tokens": len(ids),
+                "text": v.decode(ids.tolist()),
+            }
+        )
+    return sequences
 
 
 def compare_sources(sources: dict[str, Source]) -> list[dict[str, Any]]:

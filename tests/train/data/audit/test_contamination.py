@@ -22,30 +22,21 @@ from train.data.manifest import DataError
 from train.data.tokenizer import Vocabulary
 from train.data.word_hashes import hash_documents, split_words
 
-WORDS = [
-    "apple",
-    "Don't",
-    "naïve",
-    "x-ray",
-    "ÉCOLE",
-    "42",
-    "3.5",
-    "日本",
-    "_name_",
-    "—",
-    "“so”",
-    "end.",
-]
-PLAIN = {
+# Words as they are written, and as they are compared.
+WORDS = {
+    "apple": "apple",
     "Don't": "dont",
     "x-ray": "xray",
     "ÉCOLE": "école",
     "3.5": "35",
+    "日本": "日本",
     "_name_": "name",
     "—": "",
     "“so”": "so",
     "end.": "end",
-}  # by hand
+    "x²": "x²",
+    "[": "",
+}
 
 
 def sentence(rng: random.Random, n: int) -> str:
@@ -54,14 +45,10 @@ def sentence(rng: random.Random, n: int) -> str:
     )
 
 
-def plainly(text: str) -> list[str]:
-    """The words of a sentence made above."""
-    return [word for word in (PLAIN.get(w, w) for w in text.split()) if word]
-
-
-def tuples(text: str, n: int = 13) -> set[tuple[str, ...]]:
-    words = plainly(text)
-    return {tuple(words[i : i + n]) for i in range(len(words) - n + 1)}
+def tuples(text: str) -> set[tuple[str, ...]]:
+    """The runs of 13 words of a sentence made above."""
+    words = [word for word in (WORDS.get(w, w) for w in text.split()) if word]
+    return {tuple(words[i : i + 13]) for i in range(len(words) - 12)}
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +67,10 @@ def write(path: Path, rows: list) -> Path:
     return path
 
 
-def ids_of(v: Vocabulary, documents: list[str]) -> np.ndarray:
-    return np.array([i for text in documents for i in (v.end_of_text, *v.encode(text))])
+def hashes_of(v: Vocabulary, documents: list[str]) -> np.ndarray:
+    """The words of documents in a shard, by its tokens."""
+    ids = [i for text in documents for i in (v.end_of_text, *v.encode(text))]
+    return read_words(v, np.array(ids))
 
 
 def compared(v: Vocabulary, folder: Path, rows: list, documents: list[str]) -> dict:
@@ -89,212 +78,130 @@ def compared(v: Vocabulary, folder: Path, rows: list, documents: list[str]) -> d
     (task,) = read_tasks(str(write(folder / "task.jsonl", rows)), folder)
     table = RunTable([task])
     is_found = np.zeros(len(table.runs), dtype=bool)
-    is_found[table.find(read_words(v, ids_of(v, documents)))] = True
+    is_found[table.find(hashes_of(v, documents))] = True
     return table.count_shared(task, is_found)
 
 
-# ---- Words
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("Don't   STOP\tme,\nnow!", ["dont", "stop", "me", "now"]),
-        ("a — b … (c)", ["a", "b", "c"]),
-        ("snake_case x² 3.14", ["snakecase", "x²", "314"]),
-        ("no\u00a0break\u3000space", ["no", "break", "space"]),
-        ("“Größe” ÉCOLE 日本", ["größe", "école", "日本"]),
-        ("[ < { } >", []),
-    ],
-)
-def test_a_word_is_lower_case_without_punctuation(text: str, words: list[str]) -> None:
-    assert split_words(text) == words
+def test_a_word_is_lower_case_without_punctuation() -> None:
+    written = "\u00a0 \u3000\t\n".join([*WORDS, "snake_case", "… (c)", "{ } >"])
+    assert split_words(written) == [word for word in WORDS.values() if word] + ["snakecase", "c"]
 
 
 @pytest.mark.parametrize("make", [gemma, mistral])
 def test_tokens_of_sentencepiece_give_the_words_of_their_text(make: Callable[[], Any]) -> None:
     v = tokenizer.from_tokenizer(make(), 64 * "0", "here")
     texts = ["two words, one é 日本", "and \0 more"]
-    assert read_words(v, ids_of(v, texts)).tolist() == hash_documents(texts).tolist()
+    assert hashes_of(v, texts).tolist() == hash_documents(texts).tolist()
     assert hash_documents(["a\0b"]).tolist() == hash_documents(["ab"]).tolist()
-
-
-# ---- What is found
 
 
 def test_rows_and_grams_found_are_those_of_plain_sets(
     vocabulary: Vocabulary, tmp_path: Path
 ) -> None:
+    """Each fourth row leaks a part of one of its strings, under other punctuation."""
     rng = random.Random(5)
-    rows = [
-        {"q": sentence(rng, 40), "choices": [sentence(rng, 20), {"deep": sentence(rng, 30)}]}
-        for _ in range(60)
-    ]
+    strings = [[sentence(rng, n) for n in (40, 20, 30)] for _ in range(60)]
+    rows = [{"q": q, "choices": [a, {"deep": b}]} for q, a, b in strings]
     documents = [sentence(rng, 80) for _ in range(40)]
-    read = set()
-    for k, row in enumerate(
-        rows
-    ):  # each fourth leaks a part of one of its strings, under other punctuation
-        if k % 4 == 0:
-            leaked = " ".join(
-                (row["q"] if k % 8 else row["choices"][1]["deep"]).split()[3 : 16 + k % 11]
-            )  # type: ignore
-            read |= tuples(documents[k // 2] + " " + leaked)
-            documents[k // 2] += " " + leaked.upper().replace(" ", ",\n") + "!"
-    read |= {gram for document in documents[1::2] for gram in tuples(document)}
-    strings = [[row["q"], row["choices"][0], row["choices"][1]["deep"]] for row in rows]  # type: ignore[index]
+    read = set().union(*map(tuples, documents))
+    for k in range(0, 60, 4):
+        leaked = " ".join(strings[k][k % 3].split()[3 : 16 + k % 11])
+        read |= tuples(documents[k // 2] + " " + leaked)
+        documents[k // 2] += " " + leaked.upper().replace(" ", ",\n") + "!"
     grams = [set().union(*map(tuples, texts)) for texts in strings]
     found = compared(vocabulary, tmp_path, rows, documents)
-    assert found["rows"] == 60
-    assert 10 <= found["rows_touched"] == sum(bool(g & read) for g in grams) < 30
-    assert found["grams"] == len(set().union(*grams))
-    assert found["grams_found"] == len(set().union(*grams) & read) > found["rows_touched"]
+    touched = [row for row, own in enumerate(grams, 1) if own & read]
+    every = set().union(*grams)
+    assert (found["rows"], found["rows_touched"]) == (60, len(touched)) and len(touched) >= 10
+    assert (found["grams"], found["grams_found"]) == (len(every), len(every & read))
+    assert [example["row"] for example in found["examples"]] == touched[:3]
     for example in found["examples"]:
-        words = example["text"].split()
-        assert len(words) == example["words"] >= 13
-        assert all(
-            tuple(words[i : i + 13]) in grams[example["row"] - 1] & read
-            for i in range(len(words) - 12)
-        )
-    assert len(found["examples"]) == 3 == len({example["row"] for example in found["examples"]})
+        assert tuple(example["text"].split()) in grams[example["row"] - 1] & read
 
 
-def test_no_gram_spans_two_documents_or_two_strings(vocabulary: Vocabulary, tmp_path: Path) -> None:
-    words = [f"w{i}" for i in range(26)]
-    assert (
-        compared(
-            vocabulary, tmp_path, [" ".join(words)], [" ".join(words[:12]), " ".join(words[12:24])]
-        )["rows_touched"]
-        == 0
-    )
-    assert (
-        compared(
-            vocabulary,
-            tmp_path,
-            [[" ".join(words[:13]), " ".join(words[13:])]],
-            [" ".join(words[1:25])],
-        )["rows_touched"]
-        == 0
-    )
+W = [f"w{i}" for i in range(60)]
 
 
-def test_of_a_text_the_longest_stretch_is_shown(vocabulary: Vocabulary, tmp_path: Path) -> None:
-    words = [f"w{i}" for i in range(60)]
-    documents = [" ".join(words[5:18]), " ".join(words[19:36]), " ".join(words[40:53])]
-    found = compared(vocabulary, tmp_path, [" ".join(words)], documents)
-    assert found["grams_found"] == 1 + 5 + 1
-    assert [e["text"] for e in found["examples"]] == [documents[1]]
-
-
-def test_examples_are_the_longest_stretches_of_three_rows(
-    vocabulary: Vocabulary, tmp_path: Path
+@pytest.mark.parametrize(
+    ("row", "documents", "example"),
+    [
+        ([" ".join(W[:26])], [" ".join(W[:12]), " ".join(W[12:24])], None),  # in no one document
+        ([" ".join(W[:13]), " ".join(W[13:26])], [" ".join(W[1:25])], None),  # nor in one string
+        ({"q": " ".join(W)}, [" ".join(W[5:18]), " ".join(W[19:36])], W[5:18]),
+        ({"q": " ".join(W[:8])}, [" ".join(W)], W[:8]),  # 8 words: as a whole
+        ({"q": " ".join(W[:7])}, [" ".join(W)], None),
+        ({"q": " ".join(W[:9]), "gold": 3}, [" ".join(W[:8])], None),
+        ({"q": " ".join(W[:5]), "a": " ".join(W[5:10])}, [" ".join(W)], W[:10]),  # 5 and 5
+        ({"q": " ".join(W[:13]), "a": " ".join(W[20:27])}, [" ".join(W[14:])], None),
+        ({"q": " ".join(W[:8]), "a": "yes"}, [" ".join(W)], W[:8]),  # the 8
+        (7, [" ".join(W)], None),
+    ],
+)
+def test_a_row_is_compared_by_its_strings_of_13_words_or_of_8_or_as_a_whole(
+    vocabulary: Vocabulary, tmp_path: Path, row: Any, documents: list[str], example: list | None
 ) -> None:
-    """A stretch ends with its string, though the next one is shared too; of a row, the longest counts."""
-    rows = [
-        [" ".join(f"r{k}x{i}" for i in range(20)), " ".join(f"r{k}y{i}" for i in range(20))]
-        for k in range(5)
-    ]
-    lengths = ((14, 13), (20, 20), (16, 0), (18, 17), (13, 0))
-    documents = [
-        " ".join(text.split()[20 - n :])
-        for texts, ns in zip(rows, lengths, strict=True)
-        for text, n in zip(texts, ns, strict=True)
-    ]
-    found = compared(vocabulary, tmp_path, rows, documents)
-    assert [(e["row"], e["words"]) for e in found["examples"]] == [(2, 20), (4, 18), (3, 16)]
-    assert [e["text"] for e in found["examples"]] == [documents[2], documents[6], documents[4]]
-
-
-def test_short_rows_are_compared_whole_or_said_not_to_be(
-    vocabulary: Vocabulary, tmp_path: Path
-) -> None:
-    words = [f"w{i}" for i in range(40)]
-    rows = [
-        {"q": " ".join(words[:8])},  # 8: as a whole
-        {"q": " ".join(words[8:15])},  # 7: not at all
-        {"q": " ".join(words[:9]), "gold": 3},  # 9, of which 8 are in the source
-        {"q": " ".join(words[15:20]), "a": " ".join(words[20:25])},  # 5 + 5: as a whole
-        {"q": " ".join(words[20:33]), "a": " ".join(words[33:40])},  # a string of 13
-        {"q": " ".join(words[16:24]), "a": "yes"},  # 8 and 1: the 8
-        7,
-        None,
-    ]
-    (task,) = read_tasks(str(write(tmp_path / "task.jsonl", rows)), tmp_path)
-    assert (task.rows, task.short) == (8, 7)
-    found = compared(
-        vocabulary, tmp_path, rows, [" ".join(words[:8]), "x " + " ".join(words[8:25])]
-    )
-    assert found["rows_touched"] == 3
-    assert {(e["row"], e["words"]) for e in found["examples"]} == {(1, 8), (4, 10), (6, 8)}
+    found = compared(vocabulary, tmp_path, [row, None], documents)
+    examples = [] if example is None else [{"row": 1, "text": " ".join(example)}]
+    assert (found["examples"], found["rows_touched"]) == (examples, len(examples))
 
 
 # ---- Tasks on disk
 
 
-def words_of(task: Task) -> list[str]:
-    return [text.words for text in task.texts]
+def words_of(tasks: list[Task]) -> list[tuple[str, list[str]]]:
+    return [(task.name, [text.words for text in task.texts]) for task in tasks]
 
 
-def test_all_tasks_of_a_folder_or_zip_are_read_and_named_by_their_stem(tmp_path: Path) -> None:
+def test_tasks_of_a_folder_a_zip_or_a_download_are_named_by_their_stem(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     rng = random.Random(1)
     folder = tmp_path / "bundle"
     for name in ("core/qa/boolq.jsonl", "core/qa/piqa.jsonl", "small/qa/boolq.jsonl"):
         write(folder / name, [sentence(rng, 30)])
     (folder / "core" / "notes.txt").write_text("no task")
-    shutil.make_archive(str(folder), "zip", folder)
-    tasks, packed = (read_tasks(str(path), tmp_path) for path in (folder, f"{folder}.zip"))
+    tasks = read_tasks(str(folder), tmp_path)
     assert [task.name for task in tasks] == ["core/qa/boolq", "piqa", "small/qa/boolq"]
-    assert [(task.name, words_of(task)) for task in tasks] == [
-        (task.name, words_of(task)) for task in packed
-    ]
-    (alone,) = read_tasks(str(folder / "core" / "qa" / "piqa.jsonl"), tmp_path)
-    assert words_of(alone) == words_of(tasks[1])
-
-
-def test_the_download_of_make_eval_is_read_and_nothing_is_downloaded(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
+    alone = read_tasks(str(folder / "core" / "qa" / "piqa.jsonl"), tmp_path)
+    assert words_of(alone) == words_of(tasks[1:2])
     address = f"https://example.invalid/a.zip@sha256:{64 * '0'}"
-    assert read_tasks(address, tmp_path) == []
+    assert read_tasks(address, tmp_path) == [] == read_tasks("none", tmp_path)
     assert "`make eval` of any run downloads them" in caplog.text
-    write(tmp_path / "tasks" / "a.jsonl", [sentence(random.Random(1), 30)])
     path = core_bundle_path(address, tmp_path)
     path.parent.mkdir()
-    shutil.make_archive(str(path.with_suffix("")), "zip", tmp_path / "tasks")
-    assert [task.name for task in read_tasks(address, tmp_path)] == ["a"]
-    assert read_tasks("none", tmp_path) == []
+    path.write_bytes(pack(folder))
+    assert words_of(read_tasks(address, tmp_path)) == words_of(tasks)
+
+
+def pack(folder: Path) -> bytes:
+    return Path(shutil.make_archive(str(folder.parent / "packed"), "zip", folder)).read_bytes()
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("name", "content", "said"),
     [
-        (b'{"q": "a"}\n<?xml version="1.0"?>\n', "row 2: not JSON"),
-        (b'"\xff"\n', "row 1: not JSON"),
-        (b'{"q": "half a', "row 1: not JSON"),
-        (b"\n", "holds no row"),
+        ("t.jsonl", b'{"q": "a"}\n<?xml version="1.0"?>\n', "t.jsonl row 2: not JSON"),
+        ("t.jsonl", b'"\xff"\n', "t.jsonl row 1: not JSON"),
+        ("t.jsonl", b'{"q": "half a', "t.jsonl row 1: not JSON"),
+        ("t.jsonl", b"\n", "t.jsonl: holds no row"),
+        ("t.zip", b"PK half", "t.zip: cannot be read "),
+        ("t.zip", None, "t.zip/a.jsonl: cannot be read "),
     ],
 )
 def test_a_damaged_task_is_refused_by_file_and_row(
-    tmp_path: Path, content: bytes, says: str
+    tmp_path: Path, name: str, content: bytes | None, said: str
 ) -> None:
-    (tmp_path / "t.jsonl").write_bytes(content)
-    with pytest.raises(DataError, match=rf"{tmp_path}/t\.jsonl.*{says}.*CORE_BUNDLE=none"):
-        read_tasks(str(tmp_path), tmp_path)
-
-
-def test_a_damaged_zip_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "a.zip"
-    path.write_bytes(b"PK half")
-    with pytest.raises(DataError, match=r"a\.zip: cannot be read .*CORE_BUNDLE=none"):
-        read_tasks(str(path), tmp_path)
-    write(tmp_path / "tasks" / "a.jsonl", [sentence(random.Random(1), 30)])
-    shutil.make_archive(str(path.with_suffix("")), "zip", tmp_path / "tasks")
-    content = bytearray(path.read_bytes())
-    content[60] ^= 255
-    path.write_bytes(content)
-    with pytest.raises(DataError, match=r"a\.jsonl: cannot be read .*CORE_BUNDLE=none"):
-        read_tasks(str(path), tmp_path)
+    if content is None:
+        write(tmp_path / "tasks" / "a.jsonl", [sentence(random.Random(1), 30)])
+        damaged = bytearray(pack(tmp_path / "tasks"))
+        damaged[60] ^= 255
+        content = bytes(damaged)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError) as raised:
+        read_tasks(str(tmp_path / name), tmp_path)
+    assert f"{tmp_path}/{said}" in str(raised.value)
+    assert str(raised.value).endswith("CORE_BUNDLE=none")
 
 
 @pytest.mark.parametrize("name", ["absent", "empty"])
