@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import logging
 import os
 import re
 import subprocess
@@ -18,6 +19,7 @@ from tests.faults.hub import Repository, hub
 from tests.running import ROOT
 from train.data import prepare
 from train.data.data_paths import source_of
+from train.data.shards import ShardSet
 
 
 @pytest.mark.parametrize(
@@ -43,55 +45,48 @@ def test_a_run_is_named_after_its_data(data: str, name: str) -> None:
     assert Config.of_preset(DATA="papers/").data == "papers"  # as a shell completes it
 
 
-def test_data_of_fine_tuning_is_no_source_of_pretraining() -> None:
+def test_data_is_of_fine_tuning_with_a_model_and_never_beside_a_mixture() -> None:
     for settings in ({"MODEL": "m"}, {"PRESET": "finetune"}):
         config = Config.of_preset(**{"PRESET": "tiny", "DATA": "chats.jsonl"} | settings)
         assert not config.pretrains_on_data
         assert config.run_name == config.preset
-
-
-def test_data_and_a_mixture_are_refused_together() -> None:
     with pytest.raises(SettingsError, match=r"DATA_MIX \(environment\): .* together with DATA\."):
         Config.of_preset(DATA="a.txt", DATA_MIX="usmle:1")
 
 
-def prepare_data(folder: Path, data: str, **more: str) -> subprocess.CompletedProcess[str]:
-    """Prepare the shards of a run on this data in a process of its own."""
-    settings = {"DATA": data, "DATA_DIR": str(folder / "data"), "VOCAB_SIZE": "300"}
-    (folder / "empty.env").touch()
-    return subprocess.run(
-        [sys.executable, "-m", "train.data.prepare", "data"],
-        cwd=ROOT,
-        env={"PATH": os.environ["PATH"], "HOME": str(folder), "ENV_FILE": str(folder / "empty.env")}
-        | settings
-        | more,
-        text=True,
-        capture_output=True,
-        check=False,
-    )
+@pytest.fixture
+def make(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """Prepares the shards of a run on this data: its exit code, what it says, and its settings."""
+
+    def make(data: Path, **more: str) -> tuple[int, str, Config]:
+        caplog.clear()
+        settings = {"DATA": str(data), "DATA_DIR": str(tmp_path / "data"), "VOCAB_SIZE": "300"}
+        config = Config.of_preset(**settings | more)
+        with caplog.at_level(logging.INFO):
+            code = prepare.exit_code(lambda: prepare.prepare(config, whole=True))
+        return code, caplog.text, config
+
+    return make
 
 
-def test_a_folder_of_text_becomes_shards_with_some_held_out(tmp_path: Path) -> None:
+def shards_of(config: Config) -> ShardSet:
+    (shards,) = prepare.open_sources(config, prepare.vocabulary(config)).values()
+    return shards
+
+
+def test_a_folder_of_text_becomes_shards_with_some_held_out(tmp_path: Path, make) -> None:
     texts = tmp_path / "Notes"
     texts.mkdir()
     for number in range(60):
         lines = [f"note {number}, line {line}\n" for line in range(40)]
         (texts / f"{number}.md").write_text("".join(lines))
-    done = prepare_data(tmp_path, str(texts), TRAIN_TOKENS="100000")
-    assert done.returncode == 0, done.stderr
-    c = Config.of_preset(DATA=str(texts), DATA_DIR=str(tmp_path / "data"), VOCAB_SIZE="300")
-    (shards,) = prepare.open_sources(c, prepare.vocabulary(c)).values()
+    code, said, config = make(texts, TRAIN_TOKENS="100000")
+    assert code == 0, said
+    shards = shards_of(config)
     total = sum(path.stat().st_size for path in texts.iterdir())
     held_out = shards.total("validation", "text_bytes")
     assert shards.total("train", "text_bytes") + held_out == total
-    assert 0 < held_out < total / 5
-    manifest = json.loads((shards.folder / "manifest.json").read_text())
-    assert manifest["source"] == "notes"
-    (pin,) = (tmp_path / "data" / "notes").glob("pin-*.json")
-    files = json.loads(pin.read_text())["files"]
-    assert [(Path(name).name, size) for name, size, _ in files] == [
-        (path.name, path.stat().st_size) for path in sorted(texts.iterdir())
-    ]
+    assert 0 < held_out < total / 5 and shards.manifest["source"] == "notes"
     assert not (ROOT / "sources" / "notes.toml").exists()
 
 
@@ -99,41 +94,39 @@ def test_a_folder_of_text_becomes_shards_with_some_held_out(tmp_path: Path) -> N
 def test_a_data_set_of_the_hub_is_fetched_by_its_name(tmp_path: Path) -> None:
     rows = [{"id": str(n), "story": f"Once there were {n} trees.\n" * 20} for n in range(900)]
     content = gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode(), mtime=0)
-    files = {"train.jsonl.gz": content}
-    repositories = {
-        "a/Stories": Repository(files),
-        "a/Late": Repository(files, "500 file", 1),
-        "a/Closed": Repository(files, "401 about"),
+    (tmp_path / "empty.env").touch()
+    settings = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(tmp_path),
+        "ENV_FILE": str(tmp_path / "empty.env"),
+        "DATA": "hf:a/Late#story",
+        "DATA_DIR": str(tmp_path / "data"),
+        "VOCAB_SIZE": "300",
+        "TRAIN_TOKENS": "100000",
     }
-    with hub(repositories=repositories) as server:
-        results = {
-            name: prepare_data(
-                tmp_path, f"hf:{name}#story", TRAIN_TOKENS="100000", **server.environment(tmp_path)
-            )
-            for name in repositories
-        }
-    for name in ("a/Stories", "a/Late"):
-        assert results[name].returncode == 0, results[name].stderr
-        assert " tokens to train on, " in results[name].stdout
-    closed = results["a/Closed"]
-    assert closed.returncode == 78
-    assert "HF_TOKEN" in closed.stdout + closed.stderr
-    assert "Traceback" not in closed.stderr
+    late = Repository({"train.jsonl.gz": content}, "500 file", 1)
+    with hub(repositories={"a/Late": late}) as server:
+        done = subprocess.run(
+            [sys.executable, "-m", "train.data.prepare", "data"],
+            cwd=ROOT,
+            env=settings | server.environment(tmp_path),
+            text=True,
+            capture_output=True,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    assert " tokens to train on, " in done.stdout
 
 
-def test_text_that_is_repeated_too_often_is_refused_with_its_size(tmp_path: Path) -> None:
+def test_text_that_is_repeated_too_often_is_refused_with_its_size(tmp_path: Path, make) -> None:
     path = tmp_path / "short.txt"
     path.write_text("".join(f"line {n}\n" for n in range(4000)))
-    done = prepare_data(tmp_path, str(path), TRAIN_TOKENS="5M")
-    assert done.returncode == 78
-    said = done.stderr + done.stdout
-    assert re.search(
-        r"short is repeated \S+ times: 5,001,216 tokens are wanted, and it has \S+", said
-    )
+    code, said, _ = make(path, TRAIN_TOKENS="5M")
+    assert code == 78
+    assert re.search(r"short is repeated \S+ times: 5,001,216 tokens are wanted, and it has ", said)
     fits = re.search(r"Use more text, or set TRAIN_TOKENS=(\d+) or less\.", said)
     assert fits
-    done = prepare_data(tmp_path, str(path), TRAIN_TOKENS=fits[1])
-    assert done.returncode == 0
+    assert make(path, TRAIN_TOKENS=fits[1])[0] == 0
 
 
 def test_the_plan_refuses_what_is_repeated_too_often_and_counts_what_is_read(
@@ -156,26 +149,16 @@ def test_the_plan_refuses_what_is_repeated_too_often_and_counts_what_is_read(
     assert data_wanted.findings(less, data_wanted.epochs(less))[0].level == WARN
 
 
-def test_of_little_text_one_document_is_held_out(tmp_path: Path) -> None:
+def test_of_little_text_one_document_is_held_out_if_there_are_two(tmp_path: Path, make) -> None:
     path = tmp_path / "few.jsonl"
     texts = [f"{n}: {Path(__file__).read_text()}" for n in range(3)]  # the hash holds out none
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts * 2))
     for _ in range(2):
-        done = prepare_data(tmp_path, str(path), TRAIN_TOKENS="20000", WARMUP_TOKENS="0")
-        assert done.returncode == 0, done.stdout + done.stderr
-    c = Config.of_preset(DATA=str(path), DATA_DIR=str(tmp_path / "data"), VOCAB_SIZE="300")
-    (shards,) = prepare.open_sources(c, prepare.vocabulary(c)).values()
+        code, said, config = make(path, TRAIN_TOKENS="20000", WARMUP_TOKENS="0")
+        assert code == 0, said
+    shards = shards_of(config)
     assert shards.total("train", "documents") == 4
     assert shards.total("validation", "documents") == 2  # equal ones are held out together
-
-
-def test_text_that_has_no_two_documents_is_refused_before_shards_are_made(tmp_path: Path) -> None:
-    path = tmp_path / "same.jsonl"
-    path.write_text(json.dumps({"text": "the same " * 200}) + "\n")
-    path.write_text(path.read_text() * 600)
-    done = prepare_data(tmp_path, str(path))
-    assert done.returncode == 78
-    assert "Has only one document, or all are equal. One must be held out." in (
-        done.stdout + done.stderr
-    )
-    assert not list((tmp_path / "data").rglob("*.bin"))
+    path.write_text((json.dumps({"text": "the same " * 200}) + "\n") * 600)
+    code, said, _ = make(path)
+    assert code == 78 and "Has only one document, or all are equal. One must be held out." in said

@@ -27,18 +27,12 @@ from train.data.word_hashes import hash_documents
 __all__ = ["config", "web"]  # fixtures
 
 
-def read_papers(c: Config) -> list[dict]:
-    files = sorted((Path(c.data_dir).parent / "papers").glob("*.jsonl"))
-    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
-
-
 @pytest.fixture
-def repetitive(config: Config) -> Config:
-    """Papers of which every third is an edited copy of an earlier one."""
+def repetitive(config: Config) -> tuple[Config, list[str]]:
+    """Papers of which every third is an edited copy of an earlier one; settings that drop these, and the texts."""
     rng = random.Random(4)
-    folder = Path(config.data_dir).parent / "papers"
     texts: list[str] = []
-    for file in sorted(folder.glob("*.jsonl")):
+    for file in sorted((Path(config.data_dir).parent / "papers").glob("*.jsonl")):
         rows = [json.loads(line) for line in file.read_text().splitlines()]
         for k, row in enumerate(rows):
             if row["text"] and k % 3 == 2:
@@ -48,54 +42,44 @@ def repetitive(config: Config) -> Config:
             if row["text"]:
                 texts.append(row["text"])
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return config
+    return dataclasses.replace(config, near_duplicates="drop"), texts
 
 
-def dropping(c: Config) -> Config:
-    return dataclasses.replace(c, near_duplicates="drop")
+def test_what_is_near_an_earlier_document_is_left_out_and_counted(
+    repetitive: tuple[Config, list[str]],
+) -> None:
+    """In another folder, with another identity of a run's data; other shards and the tokenizer stay as they were."""
+    drop, texts = repetitive
+    keep = dataclasses.replace(drop, near_duplicates="keep")
+    prepare.prepare(keep)
+    before = content(keep)
+    prepare.prepare(drop)
+    after = content(drop)
+    assert {name: after[name] for name in before} == before
+    assert tokenizer_path(drop) == tokenizer_path(keep)
+    v = prepare.vocabulary(drop)
+    folders = [shard_folder(c, "papers", v.sha256) for c in (keep, drop)]
+    assert folders[1].parent.name == f"{folders[0].parent.name}-without-near-duplicates"
+    for c, folder in zip((keep, drop), folders, strict=True):
+        fingerprint = f"x-{prepare.hash_origin({'papers': opened(c)})[:12]}"
+        assert prepare.find_folders(keep, v, fingerprint) == {"papers": folder}
 
-
-def manifest_of(c: Config) -> dict:
-    return read_manifest(opened(c).folder)[0]
-
-
-def test_what_is_near_an_earlier_document_is_left_out_and_counted(repetitive: Config) -> None:
-    rows = read_papers(repetitive)
-    texts = [row["text"] for row in rows if row["text"]]
     is_near = SeenKeys().add(compute_keys(hash_documents(texts)))
-    prepare.prepare(dropping(repetitive))
     kept = [text for text, near in zip(texts, is_near, strict=True) if not near]
-    c = dropping(repetitive)
-    assert sorted(stored_texts(c, "train") + stored_texts(c, "validation")) == sorted(kept)
-    manifest = manifest_of(dropping(repetitive))
+    assert sorted(stored_texts(drop, "train") + stored_texts(drop, "validation")) == sorted(kept)
+    manifest = read_manifest(folders[1])[0]
     assert manifest["dropped"] == {"near-duplicate": is_near.sum(), "null": 2}
     assert manifest["documents"] == len(kept) and is_near.sum() > 10
     examples = [e for e in manifest["dropped_examples"] if e["reason"] == "near-duplicate"]
     assert len(examples) == 5
-    assert sum(seal["dropped"].get("near-duplicate", 0) for seal in manifest["seals"]) == (
-        is_near.sum()
-    )
+    sealed = [seal["dropped"].get("near-duplicate", 0) for seal in manifest["seals"]]
+    assert sum(sealed) == is_near.sum()
 
 
-def test_data_that_keeps_them_stays_as_it_was(repetitive: Config) -> None:
-    """Another folder, and another identity of a run's data; the tokenizer is the same one."""
-    prepare.prepare(repetitive)
-    before = content(repetitive)
-    prepare.prepare(dropping(repetitive))
-    after = content(repetitive)
-    assert {name: after[name] for name in before} == before
-    v = prepare.vocabulary(repetitive)
-    assert tokenizer_path(dropping(repetitive)) == tokenizer_path(repetitive)
-    keep, drop = (shard_folder(c, "papers", v.sha256) for c in (repetitive, dropping(repetitive)))
-    assert drop.parent.name == f"{keep.parent.name}-without-near-duplicates"
-    assert "near" not in keep.as_posix().removeprefix(repetitive.data_dir)
-    for c, folder in ((repetitive, keep), (dropping(repetitive), drop)):
-        fingerprint = f"x-{prepare.hash_origin({'papers': opened(c)})[:12]}"
-        assert prepare.find_folders(repetitive, v, fingerprint) == {"papers": folder}
-
-
-def test_a_killed_preparation_leaves_out_the_same(repetitive: Config, tmp_path: Path) -> None:
-    c = dropping(repetitive)
+def test_a_killed_preparation_leaves_out_the_same(
+    repetitive: tuple[Config, list[str]], tmp_path: Path
+) -> None:
+    c, _ = repetitive
     prepare.prepare(c)
     undisturbed = content(c)
     other = dataclasses.replace(c, data_dir=str(tmp_path / "killed"))
@@ -109,23 +93,22 @@ def test_a_killed_preparation_leaves_out_the_same(repetitive: Config, tmp_path: 
 
 
 def test_streaming_is_refused(web: Config) -> None:
+    c = dataclasses.replace(web, near_duplicates="drop")
     for how in ("auto", "1"):
-        c = dataclasses.replace(dropping(web), data_stream=how)
         with pytest.raises(DataError, match=r"NEAR_DUPLICATES=drop: .*make data NEAR_DUPL"):
-            prepare.prepare(c)
-    prepare.prepare(dropping(web), whole=True)
-    assert not prepare.streams(dropping(web), prepare.vocabulary(web))
+            prepare.prepare(dataclasses.replace(c, data_stream=how))
+    prepare.prepare(c, whole=True)
+    assert not prepare.streams(c, prepare.vocabulary(c))
 
 
-def test_compressors_are_asked_for_what_is_held_out(repetitive: Config) -> None:
-    declare_papers(repetitive, "twice", seed=3, compressors=True)
-    folder = Path(repetitive.data_dir).parent / "twice"
+def test_compressors_are_asked_for_what_is_held_out(config: Config) -> None:
+    declare_papers(config, "twice", seed=3, compressors=True)
+    folder = Path(config.data_dir).parent / "twice"
     rows = (folder / "a.jsonl").read_text().splitlines(keepends=True)
     (folder / "c.jsonl").write_text("".join(reversed(rows)))  # a copy would be left out anyway
-    c = dataclasses.replace(repetitive, data_mix="twice:1")
-    once, many = (
-        read_manifest(opened(x, "twice").folder)[0]["compressed_bpb"]
-        for x in (dropping(c), c)
-        if prepare.prepare(x) is None
-    )
-    assert once["gzip -9"] > many["gzip -9"]
+    bits = {}
+    for how in ("keep", "drop"):
+        c = dataclasses.replace(config, data_mix="twice:1", near_duplicates=how)
+        prepare.prepare(c)
+        bits[how] = read_manifest(opened(c, "twice").folder)[0]["compressed_bpb"]["gzip -9"]
+    assert bits["drop"] > bits["keep"]

@@ -378,7 +378,9 @@ def test_a_tokenizer_of_the_hub_is_fetched_once_and_refused_with_the_remedy(
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
     target = tmp_path / "kept" / "tokenizer.json"
-    with pytest.raises(TokenizerError, match=r"TOKENIZER=a/bad: neither .* https://huggingface\.co/a/bad;"):
+    with pytest.raises(
+        TokenizerError, match=r"TOKENIZER=a/bad: neither .* https://huggingface\.co/a/bad;"
+    ):
         tokenizer.from_hub("a/bad", "", target)
     served.write_bytes(b'{"model": ')
     with pytest.raises(TokenizerError, match=r"served\.json: not a tokenizer\.json \(10 bytes"):
