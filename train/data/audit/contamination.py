@@ -41,13 +41,12 @@ class Text:
 
     Attributes:
         row: counted from 1.
-        words: separated by blanks.
         length: words in a run; all of them if there are fewer than 13.
         runs: (n,) uint64, hashes of the runs in order.
     """
 
     row: int
-    words: str
+    words: list[str]
     length: int
     runs: np.ndarray
 
@@ -143,9 +142,7 @@ def read_task(name: str, file: Path, content: bytes) -> Task:
         short += all(len(words) < RUN_WORDS for words in strings)
         for words in compared:
             length = min(RUN_WORDS, len(words))
-            texts.append(
-                Text(number, " ".join(words), length, hash_runs(hash_words(words), length))
-            )
+            texts.append(Text(number, words, length, hash_runs(hash_words(words), length)))
     if not rows:
         raise DataError(f"{file}: holds no row; {REMEDY}")
     return Task(name, file, rows, short, texts)
@@ -215,7 +212,7 @@ class RunTable:
             if is_shared.any():
                 runs_found.append(text.runs[is_shared])
                 first = int(np.argmax(is_shared))
-                run = text.words.split()[first : first + text.length]
+                run = text.words[first : first + text.length]
                 examples.setdefault(text.row, " ".join(run))
         return {
             "rows": task.rows,

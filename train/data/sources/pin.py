@@ -9,7 +9,6 @@ pinned() is what reads prepared data: it reads the pin only.
 
 import dataclasses
 import fnmatch
-import functools
 import json
 import logging
 import re
@@ -171,32 +170,29 @@ def read(s: Source, path: Path) -> Pinned:
 
 def hub_pin(s: Source, token: str) -> Pinned:
     """The data files of the source's config and split, at its revision or the current one. Asks the hub."""
+    at = f" at {s.revision[:12]}" if s.revision else ""
+    return ask(s.repository, f"the list of files of {s.repository}{at}", lambda: list_hub(s, token))
+
+
+def list_hub(s: Source, token: str) -> Pinned:
+    """Ask the hub's client for the current revision, the files of the source, and what these are."""
     from huggingface_hub import HfApi, RepoFile
 
     api = HfApi(token=token or None)
-    revision = s.revision or ask(
-        s.repository,
-        f"the revision of {s.repository}",
-        lambda: str(api.dataset_info(s.repository, timeout=30).sha),
-    )
-    at = f"{s.repository} at {revision[:12]}"
-    names = ask(s.repository, f"the list of files of {at}", lambda: data_files(s, revision, token))
+    revision = s.revision or str(api.dataset_info(s.repository, timeout=30).sha)
+    names = data_files(s, revision, token)
     facts: dict[str, File] = {}
     for start in range(0, len(names), PATHS_A_QUESTION):
         some = names[start : start + PATHS_A_QUESTION]
-        answer = functools.partial(
-            api.get_paths_info, s.repository, some, revision=revision, repo_type="dataset"
-        )
-        for info in ask(s.repository, f"the sizes of files of {at}", answer):
-            if isinstance(info, RepoFile):
-                facts[info.path] = (
-                    File(info.path, info.lfs.size, f"sha256:{info.lfs.sha256}")
-                    if info.lfs
-                    else File(info.path, info.size, f"git-sha1:{info.blob_id}")
-                )
+        for info in api.get_paths_info(s.repository, some, revision=revision, repo_type="dataset"):
+            if isinstance(info, RepoFile) and info.lfs:
+                facts[info.path] = File(info.path, info.lfs.size, f"sha256:{info.lfs.sha256}")
+            elif isinstance(info, RepoFile):
+                facts[info.path] = File(info.path, info.size, f"git-sha1:{info.blob_id}")
     if missing := [name for name in names if name not in facts]:
         raise CorpusError(
-            f"the hub lists {missing[0]} of {at}, but gives no size of it; run the same command again"
+            f"the hub lists {missing[0]} of {s.repository}, but gives no size of it; run the same "
+            "command again"
         )
     return Pinned(s, revision, tuple(facts[name] for name in names))
 

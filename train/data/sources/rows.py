@@ -250,26 +250,21 @@ def half_pair(text: str) -> int:
     return -1
 
 
+class Unfit(Exception):
+    """A value that a template cannot take: the reason, and what it is."""
+
+
 class Filler(string.Formatter):
     """str.format over a row, for which a null or a structure is no text."""
 
     def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         value, first = super().get_field(field_name, args, kwargs)
         if value is None:
-            raise Unfit(Bad("null", f"{{{field_name}}} is null"))
+            raise Unfit("null", f"{{{field_name}}} is null")
         if not isinstance(value, (str, int, float)):
-            raise Unfit(
-                Bad("type", f"{{{field_name}}} is {type(value).__name__}: {str(value)[:40]!r}")
-            )
+            kind = type(value).__name__
+            raise Unfit("type", f"{{{field_name}}} is {kind}: {str(value)[:40]!r}")
         return value, first
-
-
-class Unfit(Exception):
-    """A value that a template cannot take, as a Bad."""
-
-    def __init__(self, bad: Bad):
-        super().__init__(bad)
-        self.bad = bad
 
 
 FILLER = Filler()
@@ -280,7 +275,7 @@ def fill(template: str, value: dict[str, Any]) -> str | Bad:
     try:
         return FILLER.vformat(template, (), value)
     except Unfit as unfit:
-        return unfit.bad
+        return Bad(*unfit.args)
     except KeyError as missing:
         return Bad("template", f"no {missing.args[0]!r}; there are: {', '.join(list(value)[:20])}")
     except (IndexError, TypeError, ValueError) as error:

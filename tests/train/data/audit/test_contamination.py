@@ -149,7 +149,7 @@ def test_a_row_is_compared_by_its_strings_of_13_words_or_of_8_or_as_a_whole(
 
 
 def words_of(tasks: list[Task]) -> list[tuple[str, list[str]]]:
-    return [(task.name, [text.words for text in task.texts]) for task in tasks]
+    return [(task.name, [" ".join(text.words) for text in task.texts]) for task in tasks]
 
 
 def test_tasks_of_a_folder_a_zip_or_a_download_are_named_by_their_stem(
