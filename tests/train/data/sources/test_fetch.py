@@ -5,11 +5,11 @@ import json
 import re
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
-from tests.faults.hub import PAGE, REVISION, Hub, Repository, hub, questions
+from tests.faults.hub import PAGE, REVISION, Repository, hub, questions
 from tests.train.data.sources.source_files import declare, refusal
 from train.data.sources import hub as asking
 from train.data.sources.fetch import Files
@@ -161,177 +161,158 @@ def get(repository):
 with ThreadPoolExecutor(4) as pool:
     print(json.dumps({name: rest for name, *rest in pool.map(get, sys.argv[3:])}))
 """
-FAST = {"FIRST_PAUSE_S": 0.01, "TRIES": 4}
 TRAIN = f"/resolve/{REVISION}/train.jsonl.gz"
+QUESTIONS = gzip.compress(questions(), mtime=0)
+PLACES = ("about", "file", "head file")
 
 
-def repositories(
-    *manners: str, retry_after: int | None = None, files: dict[str, bytes] | None = None
-) -> dict[str, Repository]:
-    """A data set for each manner, "500 file*2" for twice: named a/500-file-2."""
-    made = {}
-    for manner in manners:
-        words, _, times = manner.partition("*")
-        content = files or {"train.jsonl.gz": gzip.compress(questions(), mtime=0)}
-        made[f"a/{manner.replace(' ', '-').replace('*', '-')}"] = Repository(
-            content, words, int(times or 1000), retry_after
-        )
-    return made
+class Answer(NamedTuple):
+    """What reading a data set of the hub gave.
+
+    Attributes:
+        repository: as it was served.
+        documents: their number, or the error in words.
+        left: files in the source's folder.
+        log: lines about this repository.
+    """
+
+    repository: Repository
+    documents: Any
+    seconds: float
+    left: list[str]
+    log: list[str]
+
+    def asked(self, path: str) -> int:
+        return self.repository.requests.count(path)
 
 
 def get(
-    server: Hub, folder: Path, constants: dict[str, float]
-) -> tuple[dict[str, tuple[Any, float, list]], str]:
-    """What each of the hub's data sets gave: (documents or error, seconds, files left); and the log."""
-    return server.run(folder, GET, folder, json.dumps(constants), *server.repositories)
+    folder: Path,
+    *manners: str,
+    retry_after: int | None = None,
+    closed: bool = False,
+    **constants: Any,
+) -> dict[str, Answer]:
+    """Read a data set in each manner: "500 file*2" for twice. Nothing but pins may be left. closed: there is no hub."""
+    served = {}
+    for manner in manners:
+        words, _, times = manner.partition("*")
+        name = f"a/{manner.replace(' ', '-').replace('*', '-')}"
+        files = {"train.jsonl.gz": QUESTIONS}
+        served[name] = Repository(files, words, int(times or 1000), retry_after)
+    constants = {"FIRST_PAUSE_S": 0.01, "TRIES": 4} | constants
+    with hub(repositories=served) as server:
+        if not closed:
+            found, log = server.run(folder, GET, folder, json.dumps(constants), *served)
+    if closed:
+        found, log = server.run(folder, GET, folder, json.dumps(constants), *served)
+    answers = {}
+    for manner, (name, repository) in zip(manners, served.items(), strict=True):
+        own = [line for line in log.splitlines() if f"of {name}" in line]
+        answers[manner] = Answer(repository, *found[name], own)
+        assert all(file.startswith("pin-") for file in answers[manner].left), answers[manner]
+    return answers
 
 
-def left_nothing(left: list[str]) -> bool:
-    return all(name.startswith("pin-") for name in left)
+def path_of(name: str, at: str) -> str:
+    return {
+        "about": f"GET /api/datasets/{name}",
+        "file": f"GET /datasets/{name}{TRAIN}",
+        "head file": f"HEAD /datasets/{name}{TRAIN}",
+    }[at]
 
 
 @pytest.mark.fault(12)
 def test_what_is_refused_is_not_asked_for_again_and_named_with_the_remedy(tmp_path: Path) -> None:
-    manners = [
-        f"{manner} {at}"
-        for manner in ("401", "403", "404", "gated")
-        for at in ("about", "file", "head file")
-    ]
-    with hub(repositories=repositories(*manners)) as server:
-        found, log = get(server, tmp_path, FAST)
-        for name, repository in server.repositories.items():
-            said, seconds, left = found[name]
-            asked = {
-                "about": f"GET /api/datasets/{name}",
-                "file": f"GET /datasets/{name}{TRAIN}",
-                "head file": f"HEAD /datasets/{name}{TRAIN}",
-            }[repository.manner.partition(" ")[2]]
-            assert repository.requests.count(asked) == 1, (name, repository.requests)
-            assert (
-                said.startswith("CorpusError: ")
-                and f"https://huggingface.co/datasets/{name}" in said
-            ), said
-            assert "set HF_TOKEN" in said and "accept the license" in said and "\n" not in said
-            assert ("gated" in said.replace(name, "")) == repository.manner.startswith("gated")
-            assert repository.manner.startswith("gated") or f"({repository.manner[:3]}" in said
-            assert left_nothing(left) and seconds < 30
-        assert "asking again" not in log
+    manners = [f"{how} {at}" for how in ("401", "403", "404", "gated") for at in PLACES]
+    for manner, answer in get(tmp_path, *manners).items():
+        how, _, at = manner.partition(" ")
+        name = f"a/{manner.replace(' ', '-')}"
+        assert answer.asked(path_of(name, at)) == 1, (name, answer.repository.requests)
+        said = answer.documents
+        assert said.startswith("CorpusError: ") and "\n" not in said
+        assert f"https://huggingface.co/datasets/{name}" in said
+        assert "set HF_TOKEN" in said and "accept the license" in said
+        assert ("gated" in said.replace(name, "")) == (how == "gated")
+        assert how == "gated" or f"({how}" in said
+        assert answer.seconds < 30 and answer.log == []
 
 
 @pytest.mark.fault(12)
 def test_what_fails_for_a_moment_is_asked_for_again(tmp_path: Path) -> None:
-    manners = [
-        f"{manner} {at}*2"
-        for manner in ("429", "500", "503", "408", "page")
-        for at in ("about", "file", "head file")
-    ]
-    with hub(repositories=repositories(*manners, "wrong file*2", "short file*1", "good")) as server:
-        found, log = get(server, tmp_path, FAST)
-        for name, repository in server.repositories.items():
-            said, _, left = found[name]
-            assert said == 60 and left_nothing(left), (name, said, left)
-            if not repository.manner.startswith(("short", "good")):
-                lines = [
-                    line
-                    for line in log.splitlines()
-                    if f"of {name}" in line and "asking again in" in line
-                ]
-                assert len(lines) == 2, (name, log)
-        assert "web page comes instead (72 bytes, it starts with b'<!DOCTYPE" in log
-        assert server.repositories["a/good"].requests.count(f"GET /datasets/a/good{TRAIN}") == 1
+    manners = [f"{how} {at}*2" for how in ("429", "500", "503", "408", "page") for at in PLACES]
+    answers = get(tmp_path, *manners, "wrong file*2", "short file*1", "good")
+    for manner, answer in answers.items():
+        assert answer.documents == 60, (manner, answer)
+        if not manner.startswith(("short", "good")):
+            again = [line for line in answer.log if "asking again in" in line]
+            assert len(again) == 2, (manner, answer)
+        if manner == "page file*2":
+            assert "web page comes instead (72 bytes, it starts with b'<!DOCTYPE" in again[0]
+    assert answers["good"].asked(f"GET /datasets/a/good{TRAIN}") == 1
 
 
 @pytest.mark.fault(12)
 def test_what_goes_on_failing_is_given_up_with_its_last_cause(tmp_path: Path) -> None:
-    with hub(
-        repositories=repositories(
-            "500 about", "429 file", "page file", "wrong file", "503 head file"
-        )
-    ) as server:
-        found, _ = get(server, tmp_path, FAST)
-        for name, said in {
-            "a/500-about": "it answers 500",
-            "a/429-file": "it answers 429",
-            "a/page-file": f"a web page comes instead ({len(PAGE)} bytes, it starts with b'<!DOCTYPE",
-            "a/wrong-file": "its hash is sha256:",
-            "a/503-head-file": "it answers 503",
-        }.items():
-            message, seconds, left = found[name]
-            assert (
-                message.split(": ", 1)[1].startswith("the hub does not give ") and said in message
-            ), message
-            assert "asked 4 times in" in message and "check the network" in message and seconds < 60
-            assert left_nothing(left), left
-        assert (
-            server.repositories["a/429-file"].requests.count(f"GET /datasets/a/429-file{TRAIN}")
-            == 4
-        )
-        assert server.repositories["a/500-about"].requests == ["GET /api/datasets/a/500-about"] * 4
+    causes = {
+        "500 about": "it answers 500",
+        "429 file": "it answers 429",
+        "page file": f"a web page comes instead ({len(PAGE)} bytes, it starts with b'<!DOCTYPE",
+        "wrong file": "its hash is sha256:",
+        "503 head file": "it answers 503",
+    }
+    answers = get(tmp_path, *causes)
+    for manner, answer in answers.items():
+        said = answer.documents.split(": ", 1)[1]
+        assert said.startswith("the hub does not give ") and causes[manner] in said
+        assert "asked 4 times in" in said and "check the network" in said and answer.seconds < 60
+    assert answers["429 file"].asked(f"GET /datasets/a/429-file{TRAIN}") == 4
+    requests = answers["500 about"].repository.requests
+    assert requests == ["GET /api/datasets/a/500-about"] * 4
 
 
 @pytest.mark.fault(12)
 def test_retry_after_is_waited_for(tmp_path: Path) -> None:
-    with hub(repositories=repositories("429 about*1", "503 file*1", retry_after=1)) as server:
-        found, _ = get(server, tmp_path, FAST)
-        assert all(said == 60 and seconds >= 1 for said, seconds, _ in found.values()), found
-    with hub(repositories=repositories("429 about", "429 file", retry_after=3600)) as server:
-        found, _ = get(server, tmp_path, FAST)
-        assert all(
-            "it asks to wait 3600 s; asked 1 times" in said and seconds < 60
-            for said, seconds, _ in found.values()
-        ), found
+    for answer in get(tmp_path, "429 about*1", "503 file*1", retry_after=1).values():
+        assert answer.documents == 60 and answer.seconds >= 1
+    for answer in get(tmp_path, "429 about", "429 file", retry_after=3600).values():
+        assert "it asks to wait 3600 s; asked 1 times" in answer.documents and answer.seconds < 60
 
 
 @pytest.mark.slow
 @pytest.mark.fault(12)
 def test_silence_and_bodies_that_stay_short_are_given_up_in_time(tmp_path: Path) -> None:
-    with hub(
-        repositories=repositories("hangs about", "hangs file", "hangs head file", "short file")
-    ) as server:
-        found, _ = get(server, tmp_path, FAST | {"SILENCE_S": 0.3, "TOTAL_S": 3.0})
-        for said, seconds, left in found.values():
-            said = said.split(": ", 1)[1]
-            assert (
-                said.startswith("the hub does not give") and seconds < 20 and left_nothing(left)
-            ), found
-    with hub(repositories=repositories("slow file*1", "slow about*1")) as server:
-        found, _ = get(server, tmp_path / "slow", FAST)
-        assert all(said == 60 for said, _, _ in found.values()), found
+    manners = ("hangs about", "hangs file", "hangs head file", "short file")
+    for answer in get(tmp_path, *manners, SILENCE_S=0.3, TOTAL_S=3.0).values():
+        said = answer.documents.split(": ", 1)[1]
+        assert said.startswith("the hub does not give") and answer.seconds < 20
+    for answer in get(tmp_path / "slow", "slow file*1", "slow about*1").values():
+        assert answer.documents == 60
 
 
 @pytest.mark.fault(12)
 def test_no_hub_at_all_is_a_network_to_check(tmp_path: Path) -> None:
-    with hub(repositories=repositories("good")) as server:
-        pass
-    found, _ = get(server, tmp_path, FAST)
-    said, seconds, _ = found["a/good"]
-    assert "Connection refused" in said and "check the network" in said and seconds < 50
+    answer = get(tmp_path, "good", closed=True)["good"]
+    assert "Connection refused" in answer.documents and "check the network" in answer.documents
+    assert answer.seconds < 50
 
 
 @pytest.mark.fault(12)
 def test_a_file_that_was_left_here_is_used_if_it_is_right_and_halves_are_deleted(
     tmp_path: Path,
 ) -> None:
-    content = {"train.jsonl.gz": gzip.compress(questions(), mtime=0)}
-    with hub(repositories=repositories("good", files=content)) as server:
-        folder = tmp_path / "a-good" / "downloads" / REVISION[:12]
-        half = folder / ".cache" / "huggingface" / "download" / "x.incomplete"
+    folder = tmp_path / "a-good" / "downloads" / REVISION[:12]
+    half = folder / ".cache" / "huggingface" / "download" / "x.incomplete"
+    for left, asked in ((QUESTIONS, 0), (PAGE, 1)):
         half.parent.mkdir(parents=True)
-        for left, asked in ((content["train.jsonl.gz"], 0), (PAGE, 1)):
-            half.write_bytes(b"half")
-            (folder / "train.jsonl.gz").write_bytes(left)
-            found, _ = get(server, tmp_path, FAST)
-            assert (
-                found["a/good"][0] == 60
-                and server.requests.count(f"GET /datasets/a/good{TRAIN}") == asked
-            )
-            assert not folder.exists()
-            half.parent.mkdir(parents=True)
         half.write_bytes(b"half")
-        Files(
-            Pinned(
-                Source("a-good", "hub", 0.1), REVISION, (File("train.jsonl.gz", 1, "sha256:0"),)
-            ),
-            tmp_path / "a-good",
-        )
-        assert half.parent.exists() and not half.exists()
+        (folder / "train.jsonl.gz").write_bytes(left)
+        answer = get(tmp_path, "good")["good"]
+        assert answer.documents == 60
+        assert answer.asked(f"GET /datasets/a/good{TRAIN}") == asked
+        assert not folder.exists()
+    half.parent.mkdir(parents=True)
+    half.write_bytes(b"half")
+    file = File("train.jsonl.gz", 1, "sha256:0")
+    Files(Pinned(Source("a-good", "hub", 0.1), REVISION, (file,)), tmp_path / "a-good")
+    assert half.parent.exists() and not half.exists()
