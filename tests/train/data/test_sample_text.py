@@ -99,23 +99,19 @@ def test_what_cannot_be_read_is_left_out_and_there_are_no_more_than_asked_for(ma
     assert left and {document["shard"] for document in left}.isdisjoint({"train_00000.bin"})
 
 
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda content, other: b"",
-        lambda content, other: content[:-30],
-        lambda content, other: content[:200] + b"xxxx" + content[204:],
-        lambda content, other: b"<html>",
-        lambda content, other: other,
-    ],
-    ids=["empty", "cut", "damaged", "error page", "of another shard"],
-)
-def test_an_index_that_is_not_that_of_its_shard_is_not_believed(made, spoil):
-    loader, _ = made
-    shards = loader.sources[0]
+@pytest.mark.parametrize("damage", ["empty", "cut", "damaged", "error page", "of another shard"])
+def test_an_index_that_is_not_that_of_its_shard_is_not_believed(made, damage):
+    shards = made[0].sources[0]
     first, second = shards.shards["train"][:2]
     path = index_path(shards.folder, first)
-    other = index_path(shards.folder, second).read_bytes()
+    content = path.read_bytes()
     assert isinstance(read_index(shards.folder, first), DocumentIndex)
-    path.write_bytes(spoil(path.read_bytes(), other))
+    damaged = {
+        "empty": b"",
+        "cut": content[:-30],
+        "damaged": content[:200] + b"xxxx" + content[204:],
+        "error page": b"<html>",
+        "of another shard": index_path(shards.folder, second).read_bytes(),
+    }
+    path.write_bytes(damaged[damage])
     assert read_index(shards.folder, first) is None
