@@ -25,6 +25,7 @@ from train.data.sources.content import (
     explain_encoding,
     foreign,
     format_of,
+    looks_like,
 )
 
 LONGEST_TEXT = 2**28  # bytes; also of a line of JSON
@@ -105,13 +106,11 @@ def damaged(error: Exception, row: int | None = None) -> Broken:
 
 
 def check_start(path: Path, kind: str) -> None:
-    """Raise Broken if the first bytes are those of an error page, or of another format or compression."""
+    """Raise Broken if the first bytes are those of an error page, or not of this format or compression."""
     with open(path, "rb") as file:
         start = file.read(40)
-    if what := foreign(start):
-        raise Broken(f"{what}, {path.stat().st_size} bytes, it starts with {start!r}")
-    if not start.startswith(MAGIC.get(kind, b"")):
-        raise Broken(f"not {kind}, it starts with {start[:8]!r}")
+    if foreign(start) or not start.startswith(MAGIC.get(kind, b"")):
+        raise Broken(f"is not {kind or 'text'}{looks_like(path)}")
 
 
 def not_utf8(error: UnicodeDecodeError, of: str = "") -> Bad:
