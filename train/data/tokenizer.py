@@ -224,28 +224,19 @@ def from_tokenizer(tokenizer: Tokenizer, sha256: str, where: str) -> Vocabulary:
 
 def what_it_loses(v: Vocabulary, entries: dict[str, int]) -> str:
     """What text does not survive encoding and decoding, or has another length by its ids; "" where all does."""
+    spelled = [f"<0x{byte:02X}>" for byte in range(256) if byte not in NEVER]
     if is_byte_level(v.tokenizer):
-        missing = [
-            c
-            for c in pre_tokenizers.ByteLevel.alphabet()
-            if ord(c) not in NEVER and c not in entries
-        ]
-    else:
-        missing = [
-            token
-            for byte in range(256)
-            if byte not in NEVER and (token := f"<0x{byte:02X}>") not in entries
-        ]
-    if missing:
+        spelled = [c for c in pre_tokenizers.ByteLevel.alphabet() if ord(c) not in NEVER]
+    if missing := set(spelled) - entries.keys():
         return f"it has no token for {len(missing)} of the bytes"
-    lengths, added, lost = v.byte_lengths(), v.tokenizer.get_added_tokens_decoder(), []
+    lengths = v.byte_lengths()
+    added = v.tokenizer.get_added_tokens_decoder()
+    lost = []
     if any(token.lstrip or token.rstrip for token in added.values() if not token.special):
         lost.append("blanks beside its added tokens")
     special = {i: token.content for i, token in added.items() if token.special}
-    if any(
-        special.keys() & v.encode(text)
-        for text in (*special.values(), "a".join(["", *special.values(), ""]))
-    ):
+    spelled_out = (*special.values(), "a".join(["", *special.values(), ""]))
+    if any(special.keys() & v.encode(text) for text in spelled_out):
         lost.append("special tokens that a text spells out")
     for name, text in PROBES.items():
         ids = v.encode(text)

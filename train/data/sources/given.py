@@ -265,16 +265,16 @@ def explain_start(path: Path, start: bytes, is_chosen: bool) -> str:
     """
     kind = format_of(path.name)
     is_compressed = compression_of(path.name) != ""
-    is_other = kind in ("parquet", "lines") or (kind != "" and is_compressed)
+    is_other = kind in ("parquet", "lines")
+    if kind in ("json", "text"):
+        is_other = is_compressed or (kind == "json" and is_chosen)
     what = foreign(start)
     if what and (is_chosen or not (is_other or start.startswith(LFS))):
         return f"Is {what}. Get the file again."
-    if is_other or (kind == "json" and holds_rows(start, is_chosen)):
+    if is_other:
         return ""
     if kind == "json":
-        return (
-            "Is one JSON value without rows. Make it an array of texts or objects, or JSON lines."
-        )
+        return "" if holds_rows(start) else "Is JSON without rows of text."
     if path.suffix.lower() in CONVERT:
         return CONVERT[path.suffix.lower()]
     if is_compressed or b"\0" in start:
@@ -289,17 +289,15 @@ def explain_start(path: Path, start: bytes, is_chosen: bool) -> str:
     return ""
 
 
-def holds_rows(start: bytes, is_chosen: bool) -> bool:
+def holds_rows(start: bytes) -> bool:
     """Tell whether JSON begins like rows of text: objects in lines, or an array of texts or objects.
 
-    One object over the whole file holds no rows. An array that is not chosen, as in a folder of code,
-    must show in its first element that it is text, or conversations.
+    One object over the whole file holds no rows. An array, as there are in a folder of code, must show
+    in its first element that it is text, or conversations.
     """
     start = start.removeprefix(BYTE_ORDER_MARK).lstrip()
-    if start[:1] == b"{":
-        return start.splitlines()[0].strip() != b"{"
-    if start[:1] != b"[" or is_chosen:
-        return start[:1] == b"["
+    if start[:1] != b"[":
+        return start[:1] == b"{" and start.splitlines()[0].strip() != b"{"
     try:
         first, _ = json.JSONDecoder().raw_decode(start[1:].decode(errors="replace").lstrip())
     except (ValueError, RecursionError):

@@ -51,14 +51,9 @@ def tuples(text: str) -> set[tuple[str, ...]]:
     return {tuple(words[i : i + 13]) for i in range(len(words) - 12)}
 
 
-@pytest.fixture(scope="module")
-def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
-    rng = random.Random(3)
-    return tokenizer.train(
-        (sentence(rng, 50) for _ in range(200)),
-        400,
-        tmp_path_factory.mktemp("tokenizer") / "tokenizer.json",
-    )
+@pytest.fixture
+def vocabulary(data: dict[str, str]) -> Vocabulary:
+    return tokenizer.load(Path(data["TOKENIZER"]))
 
 
 def write(path: Path, rows: list) -> Path:

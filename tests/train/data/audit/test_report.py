@@ -5,6 +5,7 @@ import json
 import logging
 import math
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,18 +17,15 @@ from train.data.audit import report, report_text, scan
 from train.data.manifest import SPLITS
 from train.data.near_duplicates import SeenKeys, compute_keys
 from train.data.shards import ShardSet
-from train.data.tokenizer import Vocabulary
 from train.data.word_hashes import hash_documents
 
 CONTROL = "\x1b[31m é\ttab\n"
 WORDS = ["red", "green", "blue", "river", "stone", "é"]
 
 
-@pytest.fixture(scope="module")
-def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
-    rng = random.Random(3)
-    texts = (" ".join(rng.choices([*WORDS, "mountain", "valley", "\n"], k=30)) for _ in range(99))
-    return tokenizer.train(texts, 300, tmp_path_factory.mktemp("tokenizer") / "tokenizer.json")
+@pytest.fixture
+def vocabulary(data):
+    return tokenizer.load(Path(data["TOKENIZER"]))
 
 
 @pytest.fixture
@@ -47,7 +45,7 @@ def make(tmp_path, vocabulary, monkeypatch):
             opened[name] = ShardSet(tmp_path / name)
         monkeypatch.setattr(prepare, "vocabulary", lambda c: vocabulary)
         monkeypatch.setattr(prepare, "open_sources", lambda c, v: opened)
-        settings = {"data_dir": str(tmp_path), "vocab_size": 300, "seq_len": 32}
+        settings = {"data_dir": str(tmp_path), "vocab_size": 512, "seq_len": 32}
         settings |= {"core_bundle": "none"} | changes
         config = dataclasses.replace(Config(), **settings).derived()
         monkeypatch.setattr(Config, "load", classmethod(lambda cls: config))
@@ -56,7 +54,7 @@ def make(tmp_path, vocabulary, monkeypatch):
     return make
 
 
-@pytest.fixture(params=[2**19, 50])
+@pytest.fixture(params=[2**19, 1000])
 def part_tokens(request, monkeypatch):
     monkeypatch.setattr(scan, "PART_TOKENS", request.param)
 
