@@ -120,26 +120,28 @@ def sentencepiece(model: str = "BPE", byte_fallback: bool = True) -> Tokenizer:
     return made
 
 
-def llama_2() -> Tokenizer:
-    made = sentencepiece()
-    made.normalizer = normalizers.Sequence(
-        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
-    )
-    made.decoder = decoders.Sequence([*METASPACE_DECODERS, decoders.Strip(" ", 1, 0)])
+def changed(made: Tokenizer, **parts: Any) -> Tokenizer:
+    for name, part in parts.items():
+        setattr(made, name, part)
     return made
+
+
+STRIPPING = decoders.Sequence([*METASPACE_DECODERS, decoders.Strip(" ", 1, 0)])
+TO_METASPACE = normalizers.Replace(" ", "\u2581")
+
+
+def llama_2() -> Tokenizer:
+    prepending = normalizers.Sequence([normalizers.Prepend("\u2581"), TO_METASPACE])
+    return changed(sentencepiece(), normalizer=prepending, decoder=STRIPPING)
 
 
 def gemma() -> Tokenizer:
-    made = sentencepiece()
-    made.normalizer = normalizers.Replace(" ", "\u2581")
-    return made
+    return changed(sentencepiece(), normalizer=TO_METASPACE)
 
 
 def mistral(model: str = "BPE", scheme: str = "first") -> Tokenizer:
-    made = sentencepiece(model)
-    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
-    made.decoder = decoders.Sequence([*METASPACE_DECODERS, decoders.Strip(" ", 1, 0)])
-    return made
+    metaspace = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+    return changed(sentencepiece(model), pre_tokenizer=metaspace, decoder=STRIPPING)
 
 
 def byte_level(**how: Any) -> Tokenizer:
@@ -168,10 +170,8 @@ def unigram() -> Tokenizer:
     return made
 
 
-def with_nfc() -> Tokenizer:
-    made = byte_level(add_prefix_space=False)
-    made.normalizer = normalizers.NFC()
-    return made
+def plain(**parts: Any) -> Tokenizer:
+    return changed(byte_level(add_prefix_space=False), **parts)
 
 
 def taken(made: Tokenizer) -> Vocabulary:
@@ -180,20 +180,14 @@ def taken(made: Tokenizer) -> Vocabulary:
 
 # What is taken, and by whose blank before a text, if any, what comes back may differ
 KINDS: dict[str, tuple[Callable[[], Tokenizer], str]] = {
-    "byte-level": (lambda: byte_level(add_prefix_space=False), "none"),
-    "with NFC": (with_nfc, "none"),
+    "byte-level": (plain, "none"),
+    "with NFC": (lambda: plain(normalizer=normalizers.NFC()), "none"),
     "byte-level with a prefix": (lambda: byte_level(add_prefix_space=True), "stays"),
     "Gemma": (gemma, "none"),
     "Llama 2": (llama_2, "is taken away"),
     "Mistral": (mistral, "may take one along"),
     "Unigram": (unigram, "may take one along"),
 }
-
-
-@pytest.fixture(scope="module", params=KINDS)
-def kind(request: pytest.FixtureRequest) -> tuple[Vocabulary, str]:
-    make, blank = KINDS[request.param]
-    return taken(make()), blank
 
 
 def check_text(v: Vocabulary, blank: str, text: str) -> None:
@@ -214,17 +208,14 @@ def check_text(v: Vocabulary, blank: str, text: str) -> None:
         )
 
 
+@pytest.mark.parametrize(("make", "blank"), KINDS.values(), ids=KINDS)
 def test_every_kind_that_is_taken_gives_text_back_and_counts_its_bytes(
-    kind: tuple[Vocabulary, str],
+    make: Callable[[], Tokenizer], blank: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also in pieces, between which no blank is put."""
+    v = taken(make())
     for text in [*AWKWARD, *some_text(), " x", "  x", "a </s> b<0x41"]:
-        check_text(*kind, text)
-
-
-def test_pieces_of_a_document_have_no_blank_put_between_them(
-    kind: tuple[Vocabulary, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    v, blank = kind
+        check_text(v, blank, text)
     text = "ab cde \u65e5\u672c\u8a9e" * 20 + "x" * 80 + " fin"
     monkeypatch.setattr(tokenizer, "LONGEST_PIECE", 30)
     (ids,) = v.encode_all([text])
@@ -232,7 +223,7 @@ def test_pieces_of_a_document_have_no_blank_put_between_them(
 
 
 def test_the_separator_is_the_first_of_the_list_and_never_made_from_text() -> None:
-    made = byte_level(add_prefix_space=False)
+    made = plain()
     made.add_special_tokens(["<|im_end|>", "</s>"])
     assert taken(made).end_of_text == made.token_to_id("</s>")
     made.add_tokens([AddedToken("<|endoftext|>", special=False)])  # which would be found in text
@@ -243,7 +234,7 @@ def test_the_separator_is_the_first_of_the_list_and_never_made_from_text() -> No
 
 
 def test_an_added_token_that_is_text_counts_as_such_and_ids_may_have_holes() -> None:
-    made = byte_level(add_prefix_space=False)
+    made = plain()
     content = json.loads(made.to_str())
     last = max(content["model"]["vocab"], key=content["model"]["vocab"].__getitem__)
     content["model"]["vocab"][last] = 700
@@ -253,16 +244,6 @@ def test_an_added_token_that_is_text_counts_as_such_and_ids_may_have_holes() -> 
     ids = v.encode("x    na\u00efve")
     assert v.size == len(v.byte_lengths()) == max(700, *ids) + 1
     assert v.byte_lengths()[ids].tolist() == [1, 4, 6] and v.byte_lengths()[700] == len(last)
-
-
-def changed(made: Tokenizer, **parts: Any) -> Tokenizer:
-    for name, part in parts.items():
-        setattr(made, name, part)
-    return made
-
-
-def plain(**parts: Any) -> Tokenizer:
-    return changed(byte_level(add_prefix_space=False), **parts)
 
 
 def few_bytes() -> Tokenizer:
