@@ -3,6 +3,9 @@
 import json
 import zipfile
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 WORDS = [
     "abcd",
@@ -18,11 +21,13 @@ WORDS = [
     "effe",
     "ghhg",
 ]
-TASKS = {
-    "copa": ("commonsense_reasoning/copa.jsonl", "multiple_choice", 0, None, 50),
-    "piqa": ("commonsense_reasoning/piqa.jsonl", "multiple_choice", 2, "\nAnswer: ", 50),
-    "winograd": ("language_understanding/winograd.jsonl", "schema", 0, None, 50),
-    "jeopardy": ("world_knowledge/jeopardy.jsonl", "language_modeling", 3, "\nAnswer: ", 0),
+ANSWER = {"continuation_delimiter": "\nAnswer: "}
+# Label -> file, kind, shots, what else is declared, what guessing scores.
+TASKS: dict[str, tuple[str, str, int, dict[str, str], int]] = {
+    "copa": ("commonsense_reasoning/copa.jsonl", "multiple_choice", 0, {}, 50),
+    "piqa": ("commonsense_reasoning/piqa.jsonl", "multiple_choice", 2, ANSWER, 50),
+    "winograd": ("language_understanding/winograd.jsonl", "schema", 0, {}, 50),
+    "jeopardy": ("world_knowledge/jeopardy.jsonl", "language_modeling", 3, ANSWER, 0),
 }
 
 
@@ -30,52 +35,35 @@ def text(seed: int, count: int) -> str:
     return " ".join(WORDS[(seed * 7 + i * (seed % 5 + 1)) % len(WORDS)] for i in range(count))
 
 
-def examples(label: str, count: int = 12) -> list[dict]:
-    """Different ones, of growing length; some choices are of unequal length."""
-    if label in ("copa", "piqa"):
-        return [
-            {
-                "query": text(i, 2 + i),
-                "choices": [text(i + 20, 1 + i % 3), text(i + 41, 2), text(i + 62, 1)],
-                "gold": i % 3,
-            }
-            for i in range(count)
-        ]
-    if label == "winograd":
-        return [
-            {
-                "context_options": [
-                    f"{text(i, 2)} {WORDS[i % 12]}",
-                    f"{text(i, 2)} {WORDS[(i + 5) % 12]} abcd",
-                ],
-                "continuation": text(i + 30, 2),
-                "gold": i % 2,
-            }
-            for i in range(count)
-        ]
-    return [
-        {"context": f" {text(i, 3)} ", "continuation": text(i + 50, 1 + i % 2)}
-        for i in range(count)
-    ]
+def example(kind: str, i: int) -> dict[str, Any]:
+    """One of many that differ, the longer the larger i is; some choices are of unequal length."""
+    if kind == "multiple_choice":
+        choices = [text(i + 20, 1 + i % 3), text(i + 41, 2), text(i + 62, 1)]
+        return {"query": text(i, 2 + i), "choices": choices, "gold": i % 3}
+    if kind == "schema":
+        first, second = (f"{text(i, 2)} {WORDS[(i + more) % 12]}" for more in (0, 5))
+        options = [first, f"{second} abcd"]
+        return {"context_options": options, "continuation": text(i + 30, 2), "gold": i % 2}
+    return {"context": f" {text(i, 3)} ", "continuation": text(i + 50, 1 + i % 2)}
+
+
+def lines(*entries: Any) -> bytes:
+    return b"".join(json.dumps(entry).encode() + b"\n" for entry in entries)
 
 
 def files(labels: tuple[str, ...] = tuple(TASKS)) -> dict[str, bytes]:
     """Name -> content; the files of tasks beyond `labels` are left out."""
-    made = {
-        "core.yaml": "icl_tasks:\n"
-        + "".join(
-            f"-\n  label: {label}\n  dataset_uri: {file}\n  num_fewshot: [{shots}]\n  icl_task_type: {kind}\n"
-            + (f"  continuation_delimiter: {json.dumps(delimiter)}\n" if delimiter else "")
-            for label, (file, kind, shots, delimiter, _) in TASKS.items()
-        ),
-        "eval_meta_data.csv": "Eval Task,Random baseline\n"
-        + "".join(f"{label},{of[4]}\n" for label, of in TASKS.items()),
-    }
-    for label in labels:
-        made[f"eval_data/{TASKS[label][0]}"] = "".join(
-            json.dumps(one) + "\n" for one in examples(label)
-        )
-    return {name: content.encode() for name, content in made.items()}
+    declared = []
+    baselines = "Eval Task,Random baseline\n"
+    made = {}
+    for label, (file, kind, shots, more, baseline) in TASKS.items():
+        entry = {"label": label, "dataset_uri": file, "num_fewshot": [shots]}
+        declared.append(entry | {"icl_task_type": kind} | more)
+        baselines += f"{label},{baseline}\n"
+        if label in labels:
+            made[f"eval_data/{file}"] = lines(*(example(kind, i) for i in range(12)))
+    core_yaml = yaml.safe_dump({"icl_tasks": declared}).encode()
+    return made | {"core.yaml": core_yaml, "eval_meta_data.csv": baselines.encode()}
 
 
 def make_folder(folder: Path, content: dict[str, bytes] | None = None) -> Path:
@@ -85,9 +73,11 @@ def make_folder(folder: Path, content: dict[str, bytes] | None = None) -> Path:
     return folder
 
 
-def make_zip(path: Path, content: dict[str, bytes] | None = None) -> Path:
+def make_zip(
+    path: Path, content: dict[str, bytes] | None = None, compression: int = zipfile.ZIP_STORED
+) -> Path:
     """As nanochat's is: all in a folder eval_bundle."""
-    with zipfile.ZipFile(path, "w") as archive:
+    with zipfile.ZipFile(path, "w", compression) as archive:
         for name, one in (content or files()).items():
-            archive.writestr(zipfile.ZipInfo(f"eval_bundle/{name}"), one)
+            archive.writestr(f"eval_bundle/{name}", one)
     return path

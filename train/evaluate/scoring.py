@@ -41,6 +41,7 @@ def add_up(
     width: int,
     *,
     advice: str,
+    empty: Any = None,
     interrupted: Callable[[], bool] = lambda: False,
     limit_s: float = math.inf,
     progress: Callable[[str], None] = lambda what: None,
@@ -48,12 +49,13 @@ def add_up(
     """Score this rank's batches, and add up over all ranks. All ranks call it.
 
     Args:
-        batches: what this rank scores. Each is read when it is asked for, which may fail. If ranks
-            wait for each other in a forward pass, all ranks have equally many.
+        batches: what this rank scores. Each is read when it is asked for, which may fail.
         score: adds what it finds in a batch to the sums (float64, on the device). Returns what is
             wrong with it, or "".
         width: how many sums there are.
         advice: what to do if it took longer than limit_s.
+        empty: a batch that adds nothing. If ranks wait for each other in a forward pass, one that
+            has scored all its batches scores this one for as long as others have more.
         interrupted: whether this rank was told to stop.
         limit_s: seconds for all of it.
         progress: called with "batch" at each batch, and with "others" before they are waited for.
@@ -68,31 +70,31 @@ def add_up(
     micro_batch = config.micro_batch(world.size)
     sums = torch.zeros(width, dtype=torch.float64, device=world.device)
     deadline = time.monotonic() + limit_s
-    is_interrupted = False
     problem = ""
-    try:
-        with alarm(math.inf if waits else limit_s):
-            while True:
-                batch = None
-                try:
-                    with alarm(deadline - time.monotonic() if waits else math.inf):
-                        batch = next(batches, None)
-                except (Exception, OutOfTime) as error:
-                    problem = describe(error, too_long, micro_batch)
-                is_interrupted = interrupted()
-                if batch is not None and not problem and time.monotonic() > deadline:
-                    problem = too_long
-                stops = [is_interrupted, bool(problem)]
-                if waits:
-                    stops = sum_over_ranks(torch.tensor(stops, dtype=torch.float64)).tolist()
-                if batch is None or any(stops):
-                    break
-                progress("batch")
-                problem = score(batch, sums)
-    except (Exception, OutOfTime) as error:
-        if waits:  # in a forward pass, in which the others wait: they cannot be told
-            raise
-        problem = describe(error, too_long, micro_batch)
+    while True:
+        batch = None
+        try:
+            with alarm(deadline):
+                batch = next(batches, None)
+        except (Exception, OutOfTime) as error:
+            problem = problem or describe(error, too_long, micro_batch)
+        is_interrupted = interrupted()
+        if batch is not None and not problem and time.monotonic() > deadline:
+            problem = too_long
+        has_more, *stops = batch is not None, is_interrupted, bool(problem)
+        if waits:
+            flags = torch.tensor([has_more, *stops], dtype=torch.float64)
+            has_more, *stops = sum_over_ranks(flags).tolist()
+        if any(stops) or not has_more:
+            break
+        progress("batch")
+        try:
+            with alarm(math.inf if waits else deadline):
+                problem = score(empty if batch is None else batch, sums)
+        except (Exception, OutOfTime) as error:
+            if waits:  # in a forward pass, in which the others wait: they cannot be told
+                raise
+            problem = describe(error, too_long, micro_batch)
     progress("others")
     flags = torch.tensor([is_interrupted, bool(problem)], dtype=torch.float64).to(sums.device)
     *values, interruptions, failures = sum_over_ranks(torch.cat([sums, flags])).tolist()
@@ -113,9 +115,12 @@ def describe(error: BaseException, too_long: str, micro_batch: int) -> str:
 
 
 @contextlib.contextmanager
-def alarm(limit_s: float) -> Iterator[None]:
-    """Raise OutOfTime inside after limit_s, also while Python sleeps or reads. In the main thread only."""
-    if math.isinf(limit_s) or threading.current_thread() is not threading.main_thread():
+def alarm(deadline: float) -> Iterator[None]:
+    """Raise OutOfTime inside after a time of time.monotonic(), also while Python sleeps or reads.
+
+    In the main thread only.
+    """
+    if math.isinf(deadline) or threading.current_thread() is not threading.main_thread():
         yield
         return
 
@@ -124,7 +129,8 @@ def alarm(limit_s: float) -> Iterator[None]:
 
     before = signal.signal(signal.SIGALRM, ring)
     try:
-        signal.setitimer(signal.ITIMER_REAL, max(limit_s, 1e-6))  # 0 would switch it off
+        left_s = deadline - time.monotonic()
+        signal.setitimer(signal.ITIMER_REAL, max(left_s, 1e-6))  # 0 would switch it off
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)

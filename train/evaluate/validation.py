@@ -16,12 +16,14 @@ from torch import Tensor, nn
 from settings.config import Config
 from train.data.batch import document_bounds, to_device
 from train.data.shards import ShardSet
-from train.distributed.parallel import waits_in_forward
 from train.distributed.world import World
 from train.evaluate.scoring import add_up
 from train.model.loss import IGNORED
 
 FULL_SET = 20  # the end of a run scores at most this many times EVAL_TOKENS
+
+
+Batch = tuple[str, np.ndarray, np.ndarray]  # source, and what `Evaluator.padded` returns
 
 
 class Window(NamedTuple):
@@ -144,20 +146,20 @@ class Evaluator:
         """
         names = list(self.sources)
 
-        def score(batch: tuple[str, np.ndarray, np.ndarray], sums: Tensor) -> str:
+        def score(batch: Batch, sums: Tensor) -> str:
             name, tokens, targets = batch
-            place = 3 * names.index(name)
-            sums[place : place + 3] += self.score(model, tokens, targets)
+            sums.view(-1, 3)[names.index(name)] += self.score(model, tokens, targets)
             return ""
 
         values = add_up(
             model,
             self.config,
             self.world,
-            self.read_batches(full, as_many=waits_in_forward(model)),
+            self.read_batches(full),
             score,
             3 * len(names),
             advice="lower EVAL_TOKENS",
+            empty=(names[0], *self.blank()),
             **limits,
         )
         if values is None:
@@ -165,13 +167,10 @@ class Evaluator:
         sums = {name: values[3 * i : 3 * i + 3] for i, name in enumerate(names)}
         return Validation.of_sources(sums)
 
-    def read_batches(
-        self, full: bool, as_many: bool
-    ) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-        """Read the (source, tokens, targets) of this rank's batches, as large as in training.
+    def read_batches(self, full: bool) -> Iterator[Batch]:
+        """Read this rank's batches, as large as in training.
 
-        A batch is of one source, since a model sums over all that it is given. as_many: as on the
-        other ranks, the last one without anything to score if need be.
+        A batch is of one source, since a model sums over all that it is given.
         """
         size = self.config.micro_batch(self.world.size)
         by_source: dict[str, list[Window]] = {}
@@ -180,11 +179,8 @@ class Evaluator:
         batches = []
         for windows in by_source.values():
             batches += [windows[i : i + size] for i in range(0, len(windows), size)]
-        mine = batches[self.world.rank :: self.world.size]
-        for windows in mine:
-            yield windows[0].source, *self.padded(windows, size)
-        if as_many and len(mine) < math.ceil(len(batches) / self.world.size):
-            yield next(iter(self.sources)), *self.padded([], size)
+        for windows in batches[self.world.rank :: self.world.size]:
+            yield windows[0].source, *self.padded(windows)
 
     def score(self, model: nn.Module, tokens: np.ndarray, targets: np.ndarray) -> Tensor:
         """Return nats, tokens and bytes of a batch: (3,) float64 on the device."""
@@ -197,11 +193,15 @@ class Evaluator:
             [nats.double(), scored.double(), nats.new_tensor(text_bytes, dtype=torch.float64)]
         )
 
-    def padded(self, windows: list[Window], rows: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return tokens and targets, each (rows, T) int64. Rows and ends without text are not scored."""
+    def blank(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return tokens and targets, each (B, T) int64, of which nothing is scored."""
+        shape = self.config.micro_batch(self.world.size), self.config.seq_len
+        return np.zeros(shape, dtype=np.int64), np.full(shape, IGNORED, dtype=np.int64)
+
+    def padded(self, windows: list[Window]) -> tuple[np.ndarray, np.ndarray]:
+        """Return tokens and targets, each (B, T) int64. Rows and ends without text are not scored."""
         length = self.config.seq_len
-        tokens = np.zeros((rows, length), dtype=np.int64)
-        targets = np.full((rows, length), IGNORED, dtype=np.int64)
+        tokens, targets = self.blank()
         for row, window in enumerate(windows):
             begin = window.number * length
             shards = self.sources[window.source]

@@ -100,8 +100,7 @@ def special_tokens(vocabulary: Vocabulary) -> dict[str, int]:
         tokens = format_of(vocabulary).tokens
     except TokenizerError:
         return {}
-    ids = {token: vocabulary.tokenizer.token_to_id(token) for token in tokens}
-    return {token: number for token, number in ids.items() if number is not None}
+    return {token: vocabulary.tokenizer.token_to_id(token) for token in tokens}
 
 
 def render(vocabulary: Vocabulary, messages: Sequence[Message], reply: bool = True) -> list[int]:

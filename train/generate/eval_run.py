@@ -30,7 +30,7 @@ from train.data.manifest import DataError
 from train.data.sources.source import CorpusError
 from train.distributed import parallel
 from train.distributed.world import World, from_first, set_timeout, together
-from train.evaluate.core.metric import Result, Score, format_table, references
+from train.evaluate.core.metric import Result, Score, format_table
 from train.evaluate.core.score import Core, open_core
 from train.evaluate.core.tasks import CoreError
 from train.evaluate.scoring import ScoringFailed
@@ -183,22 +183,15 @@ def measure(core: Core, trained: Trained) -> dict[str, Any]:
             seconds = time.perf_counter() - began
             log.info("%d/%d %s, %.0f s so far", numbers[what], len(numbers), what, seconds)
 
-    counts = core(trained.model, progress=progress)
-    assert counts  # only the end of the process interrupts it
-    result = Result.of(bundle.tasks, counts, bundle.missing)
-    others = references(bundle.tables)
+    scores = core(trained.model, progress=progress)
+    assert scores  # only the end of the process interrupts it
+    result = Result.of(scores, bundle.missing)
     log.info("")
-    for line in format_table(result, others):
+    for line in format_table(result, bundle.tables):
         log.info("%s", line)
     log.info("%s", result.describe())
     if most:
         log.info("EVAL_EXAMPLES=0 asks all questions, as for GPT-2's figures.")
-    source = (
-        "the bundle's tables"
-        if bundle.tables
-        else "karpathy/nanochat, dev/estimate_gpt3_core.ipynb"
-    )
-    log.info("GPT-2: centered accuracies from %s", source)
     return result.record() | {
         "bundle": {
             "path": show_path(bundle.path),
@@ -209,16 +202,16 @@ def measure(core: Core, trained: Trained) -> dict[str, Any]:
         "examples": most,
         "lacking": result.lacking,
         "tasks": {label: facts_of(score) for label, score in result.scores.items()},
-        "gpt2": {"source": source, "centred": others},
+        "gpt2": {"source": "the bundle's tables", "centred": bundle.tables},
     }
 
 
 def facts_of(score: Score) -> dict[str, Any]:
     """Return a task's result for the JSON."""
-    task = score.task
-    facts = {"shots": task.shots, "kind": task.kind, "baseline": task.baseline}
-    numbers = {name: getattr(score, name) for name in ("accuracy", "centred", "interval")}
-    return dataclasses.asdict(score.counts) | facts | numbers
+    facts = dataclasses.asdict(score)
+    task = facts.pop("task")
+    facts |= {name: task[name] for name in ("shots", "kind", "baseline")}
+    return facts | {name: getattr(score, name) for name in ("accuracy", "centred", "interval")}
 
 
 def write(

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from record.locks import RunFolderError, is_at_work
+from record.locks import RunFolderError
 from record.run_paths import RunPaths
 from settings import ROOT, SettingsError
 from settings.checks import (
@@ -288,15 +288,10 @@ def checkpoint_of(config: Config, paths: RunPaths) -> tuple[Path, dict[str, Any]
     """
     steps = committed(paths.checkpoints)
     if not steps:
-        if is_at_work(paths):
-            advice = (
-                "Wait for its first one (SAVE_MINUTES), or run make stop "
-                f"RUN_NAME={config.run_name}, which saves one. This stops training; make train resumes it."
-            )
-        else:
-            advice = "It ended before its first one. Train it again, with a smaller SAVE_EVERY if it fails early."
         raise CheckpointError(
-            f"{paths.checkpoints}: run {config.run_name} has no checkpoint yet. {advice}"
+            f"{paths.checkpoints}: run {config.run_name} has no checkpoint yet. If it trains, wait for its "
+            f"first one (SAVE_MINUTES), or run make stop RUN_NAME={config.run_name}, which saves one; make "
+            "train resumes it. If it has ended, train it again, with a smaller SAVE_EVERY if it fails early."
         )
     if config.step is None:
         latest = find_latest(paths.checkpoints)

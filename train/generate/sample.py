@@ -18,10 +18,10 @@ import logging
 import sys
 import time
 from collections.abc import Sequence
+from typing import NoReturn
 
 from settings import SettingsError
 from settings.config import Config
-from settings.resolve import find_explicit
 from train.checkpoint.manifest import CheckpointError
 from train.data import prepare
 from train.distributed.world import World
@@ -46,7 +46,7 @@ def run(chat: bool, config: Config, world: World) -> int:
     if not config.sample_tokens:
         refuse("SAMPLE_TOKENS=0: Leaves no room for text. Set for example SAMPLE_TOKENS=160.")
     prompt = read_prompt(config)
-    if chat and prompt is None and not is_terminal():
+    if chat and not prompt and not sys.stdin.isatty():
         refuse(
             "PROMPT is not set and standard input is empty, so there is no message to reply to. "
             "Set for example PROMPT=Hello."
@@ -55,21 +55,17 @@ def run(chat: bool, config: Config, world: World) -> int:
     refuse_nonfinite(trained)
     introduce(trained)
     trained.model.to(trained.model.dtype)  # once, and not for each token
-    if chat and prompt is None:
-        converse(trained)
-    elif chat:
-        reply(trained, [Message("user", prompt or "")])
-    else:
+    if not chat:
         continue_prompt(trained, prompt)
+    elif prompt:
+        reply(trained, [Message("user", prompt)])
+    else:
+        converse(trained)
     return 0
 
 
-def refuse(problem: str) -> None:
+def refuse(problem: str) -> NoReturn:
     raise SettingsError([problem])
-
-
-def is_terminal() -> bool:
-    return sys.stdin is not None and sys.stdin.isatty()
 
 
 def introduce(trained: Trained) -> None:
@@ -94,16 +90,16 @@ def refuse_nonfinite(trained: Trained) -> None:
             )
 
 
-def read_prompt(config: Config) -> str | None:
-    """Return PROMPT, or the text on standard input unless that is a terminal, or None.
+def read_prompt(config: Config) -> str:
+    """Return PROMPT, or the text on standard input unless that is a terminal. Raises SettingsError.
 
-    A line end at the end is the shell's and is dropped. Raises SettingsError.
+    A line end at the end is the shell's and is dropped.
     """
-    if "PROMPT" in find_explicit() or sys.stdin is None or is_terminal():
-        return config.prompt or None
+    if config.prompt or sys.stdin.isatty():
+        return config.prompt
     log.info("the prompt is read from standard input")  # which the caller may have left open
     text = decode(sys.stdin.buffer.read())
-    return text.removesuffix("\n").removesuffix("\r") or None
+    return text.removesuffix("\n").removesuffix("\r")
 
 
 def decode(content: bytes) -> str:
@@ -112,16 +108,14 @@ def decode(content: bytes) -> str:
         return content.decode()
     except UnicodeDecodeError as error:
         refuse(f"Standard input: its byte {error.start} is not UTF-8. Give text, or PROMPT.")
-        raise
 
 
-def continue_prompt(trained: Trained, prompt: str | None) -> None:
+def continue_prompt(trained: Trained, prompt: str) -> None:
     """Write SAMPLES texts that begin with the prompt, by default that of the sample of the run."""
     config = trained.config
-    if prompt is None and trained.facts:
+    if not prompt and trained.facts:
         prompt = prepare.source_of(config, next(iter(config.mixture))).prompt
         log.info('PROMPT is not set, so the text starts with "%s"', prompt)
-    prompt = prompt or ""
     vocabulary = trained.vocabulary
     ids = [vocabulary.end_of_text, *vocabulary.encode(prompt)]
     check_length(config, ids)
@@ -166,13 +160,11 @@ def converse(trained: Trained) -> None:
         if not line.strip():
             continue
         try:
-            messages.append(Message("user", decode(line).rstrip("\r\n")))
-            forget_oldest(trained, messages)
-            messages.append(Message("assistant", reply(trained, messages)))
+            asked = [*messages, Message("user", decode(line).rstrip("\r\n"))]
+            forget_oldest(trained, asked)
+            messages = [*asked, Message("assistant", reply(trained, asked))]
         except SettingsError as error:
             log.info("(%s)", error.problems[0])
-            if messages and messages[-1].role == "user":
-                messages.pop()
 
 
 def forget_oldest(trained: Trained, messages: list[Message]) -> None:

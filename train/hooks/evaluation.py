@@ -103,10 +103,8 @@ class Evaluation(Hook):
         assert core
 
         def score(**limits: Any) -> Result | None:
-            counts = core(job.model, **limits)
-            if counts is None:
-                return None
-            return Result.of(core.bundle.tasks, counts, core.bundle.missing)
+            scores = core(job.model, **limits)
+            return None if scores is None else Result.of(scores, core.bundle.missing)
 
         result, values, seconds = self.run(job, "CORE", score)
         self.core_at = job.step

@@ -104,7 +104,7 @@ def generate(
     vocabulary: Vocabulary,
     stops: Collection[int] = (),
 ) -> Iterator[list[int | None]]:
-    """Yield the next token of each text, up to n_tokens times. It ends when all texts have ended.
+    """Yield the next token of each text, up to n_tokens times, at least 1. It ends when all texts have ended.
 
     Rows of the embedding that the tokenizer has no entry for are never chosen.
 
@@ -114,8 +114,6 @@ def generate(
         stops: tokens that end a text, besides the one that separates documents. They are not
             yielded: a text that has ended yields None.
     """
-    if n_tokens == 0:
-        return
     stops = {*stops, vocabulary.end_of_text}
     is_split = waits_in_forward(model)
     seq_len = model.rotary.shape[1]

@@ -65,19 +65,17 @@ def lay_out(rows: Sequence[Row]) -> tuple[Tensor, Branches]:
     at: list[int] = []
     answers: list[int] = []
     for row, (trunk, branches) in enumerate(rows):
-        begin = len(trunk)
-        tokens[row, :begin] = trunk
-        positions[row, :begin] = np.arange(begin)
-        branch[row, :begin] = 0
-        start = begin
-        for number, words in enumerate(branches, start=1):
+        start = 0
+        for number, words in enumerate([trunk, *branches]):
             end = start + len(words)
+            first = len(trunk) if number else 0
             tokens[row, start:end] = words
-            positions[row, start:end] = np.arange(begin, begin + len(words))
+            positions[row, start:end] = np.arange(first, first + len(words))
             branch[row, start:end] = number
-            before = [begin - 1, *range(start, end)][: len(words)]
-            at += [row * length + place for place in before]
-            answers += words
+            if number:
+                before = [first - 1, *range(start, end)][: len(words)]
+                at += [row * length + place for place in before]
+                answers += words
             start = end
     return torch.from_numpy(tokens), Branches(
         torch.from_numpy(positions),

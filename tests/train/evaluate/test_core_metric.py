@@ -6,45 +6,42 @@ import pytest
 
 from analysis.runs import find_last_evals
 from record.trackers.follow import make_row
-from train.evaluate.core.metric import (
-    PUBLISHED,
-    Counts,
-    Result,
-    format_table,
-    references,
-    wilson,
-)
+from train.evaluate.core.metric import Result, Score, format_table, wilson
 from train.evaluate.core.tasks import CORE_TASKS, Task
 
 
-def task(label: str, baseline: float = 0.25) -> Task:
-    return Task(label, "multiple_choice", f"{label}.jsonl", 0, " ", baseline)
+def score(label: str, right: int = 1, asked: int = 4, *more: int) -> Score:
+    task = Task(label, "multiple_choice", f"{label}.jsonl", 0, " ", 0.25)
+    return Score(task, right, asked, *more)
 
 
-ALL = [task(label) for label in CORE_TASKS]
+def table(found: Result, others: dict[str, dict[str, float]] | None = None) -> dict[str, list[str]]:
+    """First word of each line -> the others."""
+    lines = [line.split() for line in format_table(found, others or {})]
+    return {first: words for first, *words in lines}
 
 
 def test_core_is_the_mean_of_22_centred_accuracies() -> None:
-    counts = {label: Counts(right=i, asked=40) for i, label in enumerate(CORE_TASKS)}
-    found = Result.of([*ALL, task("another")], counts | {"another": Counts(40, 40)}, {})
+    scores = [score(label, i, 40) for i, label in enumerate(CORE_TASKS)]
+    found = Result.of([*scores, score("another", 40, 40)], {})
     expected = sum((i / 40 - 0.25) / 0.75 for i in range(22)) / 22
-    assert (
-        found.core == pytest.approx(expected) and found.partial == found.core and not found.lacking
-    )
-    assert found.scores["another"].centred == 1  # said, and no part of the mean
+    assert found.core == found.partial == pytest.approx(expected)
+    assert not found.lacking
+    assert found.scores["another"].centred == 1  # reported, and no part of the mean
     halves = [(high - low) / 2 / 0.75 for low, high in (wilson(i, 40) for i in range(22))]
-    assert found.margin == pytest.approx(math.sqrt(sum(half**2 for half in halves)) / 22)
-    assert found.record()["core"] == found.core and found.record()["core_partial"] is None
+    assert found.margin == pytest.approx(math.hypot(*halves) / 22)
+    assert found.record()["core"] == found.core
+    assert found.record()["core_partial"] is None
     assert found.describe() == f"CORE {expected:.4f} +- {found.margin:.4f} (22 tasks)"
-    assert "another (not of CORE)" in "\n".join(format_table(found, references({})))
+    assert table(found)["another"][:3] == ["(not", "of", "CORE)"]
+    assert table(found)["CORE"][:2] == ["22", f"{expected:.4f}"]
 
 
 def test_without_one_task_there_is_no_core_and_the_others_have_another_name() -> None:
-    counts = {label: Counts(right=20, asked=40) for label in CORE_TASKS} | {
-        "squad": Counts(0, 0, too_long=40)
-    }
-    found = Result.of(ALL[:-1], counts, {CORE_TASKS[-1]: "the file is gone", "boolq": "by then"})
-    assert found.core is None and found.partial == pytest.approx((0.5 - 0.25) / 0.75)
+    scores = [score(label, 20, 40) for label in CORE_TASKS[:-1] if label != "squad"]
+    gone = {CORE_TASKS[-1]: "the file is gone", "boolq": "by then"}
+    found = Result.of([*scores, score("squad", 0, 0, 0, 40)], gone)
+    assert found.partial == pytest.approx((0.5 - 0.25) / 0.75)
     assert found.lacking == {
         "squad": "none of its questions could be asked",
         "bigbench_language_identification": "the file is gone",
@@ -56,28 +53,17 @@ def test_without_one_task_there_is_no_core_and_the_others_have_another_name() ->
         "core_tasks": 20,
         "core_centred": {},
     }
-    lines = list(format_table(found, references({})))
-    assert next(line for line in lines if line.startswith("CORE")).split()[:3] == [
-        "CORE",
-        "20",
-        "n/a",
-    ]
-    assert next(line for line in lines if line.startswith("core_partial")).split()[1:3] == [
-        "20",
-        "0.3333",
-    ]
-    assert "missing: squad: none of its questions could be asked" in lines
-    assert found.describe().startswith(
-        "CORE n/a, 2 of 22 tasks are missing; core_partial 0.3333 +- "
-    )
+    assert table(found)["CORE"] == ["20", "n/a"]
+    assert table(found)["core_partial"][:2] == ["20", "0.3333"]
+    assert "missing: squad: none of its questions could be asked" in format_table(found, {})
+    assert found.describe().startswith("CORE n/a, 2 of 22 tasks are missing; core_partial 0.3333")
 
 
 def test_without_any_task_there_is_nothing() -> None:
-    found = Result.of([], {}, dict.fromkeys(CORE_TASKS, "not named"))
+    found = Result.of([], dict.fromkeys(CORE_TASKS, "not named"))
     assert (found.core, found.partial, found.margin, len(found.lacking)) == (None, None, None, 22)
-    assert found.describe() == "CORE n/a: no task could be asked" and list(
-        format_table(found, references({}))
-    )
+    assert found.describe() == "CORE n/a: no task could be asked"
+    assert table(found)["core_partial"] == ["0", "n/a"]
 
 
 @pytest.mark.parametrize(
@@ -94,25 +80,16 @@ def test_intervals_are_wilsons(right: int, asked: int, low: float, high: float) 
     assert wilson(right, asked) == (pytest.approx(low, abs=1e-4), pytest.approx(high, abs=1e-4))
 
 
-def test_gpt2_is_shown_from_the_bundle_or_else_as_published() -> None:
-    published = references({})
-    assert published == {model: {"CORE": core} for model, core in PUBLISHED.items()}
-    given = references({"gpt2": {"copa": 0.28, "CORE": 0.11}})
-    assert (
-        given["gpt2"] == {"copa": 0.28, "CORE": 0.11} and given["gpt2-xl"] == published["gpt2-xl"]
-    )
-    found = Result.of(ALL, {label: Counts(1, 4) for label in CORE_TASKS}, {})
-    (line,) = [line for line in format_table(found, given) if line.startswith("copa")]
-    assert line.split()[-2:] == ["0.2800", "n/a"]
-
-
-def test_what_could_not_be_asked_as_it_is_is_counted_in_the_table() -> None:
-    found = Result.of(
-        ALL, {label: Counts(1, 4) for label in CORE_TASKS} | {"coqa": Counts(1, 4, 3, 2, 1)}, {}
-    )
+def test_the_table_has_other_models_of_the_bundle_and_what_was_not_asked_as_it_is() -> None:
+    scores = [score(label) for label in CORE_TASKS if label != "coqa"]
+    found = Result.of([*scores, score("coqa", 1, 4, 3, 2, 1)], {})
+    others = {"gpt2": {"copa": 0.28, "CORE": 0.11}, "gpt2-large": {"copa": 0.5}}
+    rows = table(found, others)
+    assert rows["task"][-2:] == ["GPT-2", "124M"]
+    assert (rows["copa"][-1], rows["CORE"][-1], rows["squad"][-1]) == ("0.2800", "0.1100", "n/a")
     assert (
         "coqa: 3 cropped from the left, to SEQ_LEN, 2 left out, an answer alone exceeds SEQ_LEN, 1 whose question "
-        "ends within a token" in list(format_table(found, references({})))
+        "ends within a token" in format_table(found, others)
     )
 
 

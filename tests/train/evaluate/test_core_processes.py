@@ -3,7 +3,6 @@ collective operation for all of them."""
 
 import dataclasses
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -11,11 +10,12 @@ import torch
 
 from settings.config import Config
 from tests.core_bundle import TASKS, make_folder
+from tests.finetune.models import as_rank
 from tests.processes import run_ranks
+from tests.train.making import ALONE
 from train.data import prepare
-from train.distributed import world as distributed
 from train.distributed.parallel import Sharding, is_split, parallelize
-from train.distributed.world import World
+from train.distributed.world import World, leave
 from train.evaluate import scoring
 from train.evaluate.core.bundle import Bundle
 from train.evaluate.core.score import Core
@@ -30,80 +30,58 @@ def model_of(c: Config, world: World) -> torch.nn.Module:
     return model
 
 
-def found(c: Config, folder: Path, world: World, model: torch.nn.Module) -> dict[str, list[int]]:
-    core = Core(c, Bundle(folder), prepare.vocabulary(c), world)
-    return {
-        label: list(dataclasses.astuple(counts)) for label, counts in (core(model) or {}).items()
-    }
+def counts(core: Core, model: torch.nn.Module) -> list[list[int]]:
+    return [list(dataclasses.astuple(score)[1:]) for score in core(model) or []]
 
 
-def rank(number: int, c: Config, folder: Path, port: int) -> None:
-    os.environ.update(
-        RANK=str(number),
-        WORLD_SIZE="2",
-        LOCAL_RANK=str(number),
-        LOCAL_WORLD_SIZE="2",
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
-    )
-    world = distributed.join(c, trains=False)
-    score_with_a_fault(c, folder, world)  # its model goes before the process group does
-    distributed.leave()
-
-
-def score_with_a_fault(c: Config, folder: Path, world: World) -> None:
+def rank(number: int, c: Config, folder: Path) -> None:
     """Score whole, interrupted on rank 1, and with a damaged file on rank 1."""
+    world = as_rank(number, 2)
     model = parallelize(model_of(c, world), c, world)
-    sums, summed = 0, scoring.sum_over_ranks
+    core = Core(c, Bundle(folder), prepare.vocabulary(c), world)
+    sums, summed = list[int](), scoring.sum_over_ranks
 
-    def counted(values: torch.Tensor) -> torch.Tensor:
-        nonlocal sums
-        sums += 1
+    def watched(values: torch.Tensor) -> torch.Tensor:
+        sums.append(len(values))
         return summed(values)
 
-    scoring.sum_over_ranks = counted
-    counts = found(c, folder, world, model)
-    once = sums
-    interrupted = Core(c, Bundle(folder), prepare.vocabulary(c), world)(
-        model, interrupted=lambda: world.rank == 1
-    )
-    damaged = Core(c, Bundle(folder), prepare.vocabulary(c), world)
-    if world.rank == 1:  # of this rank only
-        damaged.bundle.digests["eval_data/" + TASKS["piqa"][0]] = "another"
+    scoring.sum_over_ranks = watched
+    found = [counts(core, model), sums.copy()]
+    found.append(core(model, interrupted=lambda: world.rank == 1))
+    if world.rank == 1:
+        core.kept.clear()
+        core.bundle.digests["eval_data/" + TASKS["piqa"][0]] = "another"
     try:
-        said = str(damaged(model))
+        core(model)
     except scoring.ScoringFailed as error:
-        said = str(error)
-    (folder / f"rank_{world.rank}.json").write_text(json.dumps([counts, once, interrupted, said]))
+        found.append(str(error))
+    (folder / f"rank_{world.rank}.json").write_text(json.dumps(found))
+    del model, core  # before the process group goes
+    leave()
 
 
 @pytest.mark.parametrize("how", ["ddp", "fsdp"])
 def test_two_processes_count_what_one_does(
-    tiny: Config, data: dict[str, str], tmp_path: Path, free_port: int, how: str
+    tiny: Config,
+    data: dict[str, str],
+    tmp_path: Path,
+    free_port: int,
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
 ) -> None:
-    c = dataclasses.replace(
-        tiny,
-        data_dir=data["DATA_DIR"],
-        tokenizer=data["TOKENIZER"],
-        parallel=how,
-        seq_len=64,
-        device="cpu",
-        micro_batch_size=5,
-    )
+    monkeypatch.setenv("TEST_PORT", str(free_port))
+    where = {"data_dir": data["DATA_DIR"], "tokenizer": data["TOKENIZER"], "device": "cpu"}
+    c = dataclasses.replace(tiny, parallel=how, seq_len=64, micro_batch_size=5, **where)
     make_folder(tmp_path)
-    alone = World(0, 0, 0, 1, torch.device("cpu"), "CPU", "here")
-    expected = found(c, tmp_path, alone, model_of(c, alone))
-    assert (
-        0
-        < sum(counts[0] for counts in expected.values())
-        < sum(counts[1] for counts in expected.values())
-    )
-    run_ranks(rank, (c, tmp_path, free_port), 2)
+    alone = Core(c, Bundle(tmp_path), prepare.vocabulary(c), ALONE)
+    expected = counts(alone, model_of(c, ALONE))
+    right, asked, *_ = map(sum, zip(*expected, strict=True))
+    assert 0 < right < asked
+    run_ranks(rank, (c, tmp_path), 2)
     for number in range(2):
-        counts, sums, interrupted, said = json.loads((tmp_path / f"rank_{number}.json").read_text())
-        assert counts == expected and interrupted is None
-        assert sums == 1 or how == "fsdp"  # which agrees before each batch
-        assert (
-            said.startswith("rank 1: CoreError: ")
-            and "piqa.jsonl has changed since it was opened" in said
-        )
+        found, sums, interrupted, why = json.loads((tmp_path / f"rank_{number}.json").read_text())
+        assert found == expected
+        assert interrupted is None
+        assert len(sums) == 1 or how == "fsdp"  # which agrees before each batch
+        assert why.startswith("rank 1: CoreError: ")
+        assert "piqa.jsonl has changed since it was opened" in why

@@ -1,4 +1,4 @@
-"""Validation loss and bits per byte, and sampling."""
+"""Validation loss and bits per byte, and what becomes of an evaluation that fails."""
 
 import dataclasses
 import itertools
@@ -8,6 +8,7 @@ import shutil
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,306 +17,234 @@ import torch.nn.functional as F
 
 from settings.config import Config
 from tests.conftest import make_data
+from tests.train.making import ALONE
 from train.data import prepare
 from train.data.manifest import DataError
 from train.data.shards import ShardSet, write_shard
-from train.distributed.world import World
+from train.data.tokenizer import Vocabulary
 from train.evaluate.scoring import ScoringFailed
 from train.evaluate.validation import Evaluator
-from train.model.generate import continue_text
-from train.model.model import build
+from train.model.model import Transformer, build
 
-ALONE = World(0, 0, 0, 1, torch.device("cpu"), "CPU", "here")
+
+@dataclasses.dataclass
+class Parts:
+    config: Config
+    vocabulary: Vocabulary
+    shards: ShardSet
+    model: Transformer
+
+    def evaluator(
+        self,
+        sources: dict[str, ShardSet] | None = None,
+        rank: int = 0,
+        size: int = 1,
+        end_of_text: int = -1,
+        held_out: dict[str, int] | None = None,
+        **settings: Any,
+    ) -> Evaluator:
+        return Evaluator(
+            dataclasses.replace(self.config, **settings),
+            sources or {"python-stdlib": self.shards},
+            self.vocabulary.byte_lengths(),
+            dataclasses.replace(ALONE, rank=rank, size=size),
+            end_of_text,
+            held_out,
+        )
+
+    def ids(self) -> torch.Tensor:
+        """All of the validation text."""
+        file = self.shards.folder / "validation_00000.bin"
+        return torch.from_numpy(np.fromfile(file, "<u2", offset=256).astype(np.int64))
+
+    def with_shard(self, folder: Path, ids: np.ndarray, source: str, seal: int) -> ShardSet:
+        """A copy of the shards with another validation shard in this seal."""
+        shutil.copytree(self.shards.folder, folder)
+        manifest = json.loads((folder / "manifest.json").read_text())
+        path = folder / f"validation_0000{seal}.bin"
+        written = write_shard(path, ids, 1, 3000, self.vocabulary.sha256, source, 512)
+        manifest["seals"][seal]["validation"] = vars(written)
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+        return ShardSet(folder)
 
 
 @pytest.fixture
-def parts(tiny: Config, data: dict[str, str]):
+def parts(tiny: Config, data: dict[str, str]) -> Parts:
     c = dataclasses.replace(tiny, data_dir=data["DATA_DIR"], tokenizer=data["TOKENIZER"])
     vocabulary = prepare.vocabulary(c)
-    sources = prepare.open_sources(c, vocabulary)
-    return c, vocabulary, sources, Evaluator(c, sources, vocabulary.byte_lengths(), ALONE)
+    shards = prepare.open_sources(c, vocabulary)["python-stdlib"]
+    return Parts(c, vocabulary, shards, build(c, ALONE.device))
 
 
-def test_the_full_set_scores_every_validation_token_but_the_first(parts) -> None:
-    c, vocabulary, sources, evaluator = parts
-    model = build(c, ALONE.device)
-    result = evaluator(model, full=True)
-    ids = np.fromfile(sources["python-stdlib"].folder / "validation_00000.bin", dtype="<u2")[
-        128:
-    ].astype(np.int64)
-    nats = 0.0
-    with torch.no_grad():
-        for begin in range(0, len(ids) - 1, c.seq_len):
-            window = torch.from_numpy(ids[begin : begin + c.seq_len + 1])
-            nats += F.cross_entropy(model(window[None, :-1])[0], window[1:], reduction="sum").item()
-    text_bytes = sum(
-        len(vocabulary.tokenizer.id_to_token(int(i))) for i in ids[1:]
-    )  # one character a byte
+@torch.no_grad()
+def nats_of(model: Transformer, ids: torch.Tensor) -> float:
+    """Nats of all tokens of a text but the first."""
+    logits = model(ids[None, :-1])[0]
+    return F.cross_entropy(logits, ids[1:], reduction="sum").item()
+
+
+@pytest.mark.parametrize("doc_mask", [False, True])
+def test_the_full_set_scores_every_validation_token_but_the_first(
+    parts: Parts, doc_mask: bool
+) -> None:
+    """With DOC_MASK, documents that share a window are scored apart."""
+    ids = parts.ids()
+    often = int(ids.bincount().argmax())
+    parts.model = build(dataclasses.replace(parts.config, doc_mask=doc_mask), ALONE.device)
+    evaluator = parts.evaluator(doc_mask=doc_mask, end_of_text=often)
+    result = evaluator(parts.model, full=True)
+    nats, inner = 0.0, 0
+    for begin in range(0, len(ids) - 1, parts.config.seq_len):
+        window = ids[begin : begin + parts.config.seq_len + 1]
+        ends = (window[1:-1] == often).nonzero()[:, 0] + 1 if doc_mask else torch.tensor([])
+        inner += len(ends)
+        for a, b in itertools.pairwise([0, *map(int, ends), len(window) - 1]):
+            nats += nats_of(parts.model, window[a : b + 1])
+    entry = parts.vocabulary.tokenizer.id_to_token
+    text_bytes = sum(len(entry(int(i))) for i in ids[1:])  # one character a byte
     assert evaluator.full_is_all
+    assert inner > 5 or not doc_mask
+    assert result
     assert (result.tokens, result.text_bytes) == (len(ids) - 1, text_bytes)
     assert result.loss == pytest.approx(nats / (len(ids) - 1), rel=1e-5)
     assert result.bpb == pytest.approx(nats / math.log(2) / text_bytes, rel=1e-5)
 
 
-def test_the_subset_is_fixed_and_of_the_size_asked_for(parts) -> None:
-    c, vocabulary, sources, evaluator = parts
-    again = Evaluator(dataclasses.replace(c, seed=9), sources, vocabulary.byte_lengths(), ALONE)
-    assert evaluator.subset == again.subset and len(evaluator.subset) == c.eval_tokens // c.seq_len
-    assert set(evaluator.subset) < set(evaluator.full)
+def test_the_subset_is_fixed_and_of_each_source_by_its_weight(parts: Parts) -> None:
+    whole = parts.evaluator()
+    chosen = parts.config.eval_tokens // parts.config.seq_len
+    assert whole.subset == parts.evaluator(seed=9).subset
+    assert len(whole.subset) == chosen
+    assert set(whole.subset) < set(whole.full)
+    few = parts.evaluator(eval_tokens=64)
+    assert len(few.full) == 40 < len(whole.full)
+    assert not few.full_is_all
 
-
-def test_documents_that_share_a_window_are_scored_apart(parts) -> None:
-    """A batch at a time, as the bounds that the model is given say, against each document by itself."""
-    c, vocabulary, sources, _ = parts
-    ids = np.fromfile(sources["python-stdlib"].folder / "validation_00000.bin", dtype="<u2")[
-        128:
-    ].astype(np.int64)
-    often = int(np.bincount(ids).argmax())
-    c = dataclasses.replace(c, doc_mask=True)
-    model = build(c, ALONE.device)
-    given: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-    def watched(tokens: torch.Tensor, targets: torch.Tensor, bounds: torch.Tensor) -> object:
-        given.append((tokens, bounds))
-        return model(tokens, targets, bounds)
-
-    result = Evaluator(c, sources, vocabulary.byte_lengths(), ALONE, often)(watched, full=True)
-    for tokens, bounds in given:
-        flat = tokens.flatten().tolist()
-        begins = [i for i, token in enumerate(flat) if token == often or i % c.seq_len == 0]
-        assert bounds[: len(begins)].tolist() == begins and set(bounds[len(begins) :].tolist()) == {
-            len(flat)
-        }
-    nats, inner = 0.0, 0
-    with torch.no_grad():
-        for begin in range(0, len(ids) - 1, c.seq_len):
-            window = ids[begin : begin + c.seq_len + 1]
-            starts = [
-                0,
-                *(i for i in range(1, len(window) - 1) if window[i] == often),
-                len(window) - 1,
-            ]
-            inner += len(starts) - 2
-            for a, b in itertools.pairwise(starts):
-                part = torch.from_numpy(window[a : b + 1])
-                logits = model.lm_head(model.hidden(part[None, :-1]))[0]
-                nats += F.cross_entropy(logits, part[1:], reduction="sum").item()
-    assert inner > 5
-    assert result.tokens == len(ids) - 1
-    assert result.nats == pytest.approx(nats, rel=1e-5)
-
-
-def test_each_source_is_scored_in_proportion_to_its_weight_and_not_from_its_beginning(
-    parts,
-) -> None:
-    c, vocabulary, sources, _ = parts
-    shards = sources["python-stdlib"]
-    c = dataclasses.replace(c, data_mix="python-stdlib:3,fineweb-edu:1")
-    assert c.mixture == {"python-stdlib": 3, "fineweb-edu": 1}
-    two = Evaluator(
-        c, {"python-stdlib": shards, "fineweb-edu": shards}, vocabulary.byte_lengths(), ALONE
+    two = parts.evaluator(
+        {"python-stdlib": parts.shards, "fineweb-edu": parts.shards},
+        data_mix="python-stdlib:3,fineweb-edu:1",
     )
-    chosen = c.eval_tokens // c.seq_len
-    per_source = {name: [w for source, _, w in two.subset if source == name] for name in c.mixture}
-    assert {name: len(windows) for name, windows in per_source.items()} == {
-        "python-stdlib": chosen * 3 // 4,
-        "fineweb-edu": chosen // 4,
-    }
-    assert per_source["python-stdlib"] != sorted(per_source["python-stdlib"])
-    assert max(per_source["python-stdlib"]) > 2 * chosen  # of 63
+    of_first = [number for source, _, number in two.subset if source == "python-stdlib"]
+    assert (len(of_first), len(two.subset)) == (chosen * 3 // 4, chosen)
+    assert of_first != sorted(of_first)  # not from its beginning
+    assert max(of_first) > 2 * chosen  # of 63
 
 
-def test_each_source_has_its_own_loss_and_bits_per_byte(parts, tmp_path: Path) -> None:
+def test_each_source_has_its_own_loss_and_bits_per_byte(parts: Parts, tmp_path: Path) -> None:
     """Beside an evaluation of that source alone, whatever the batches and ranks."""
-    c, vocabulary, sources, _ = parts
-    folder, lengths = tmp_path / "shards", vocabulary.byte_lengths()
-    shutil.copytree(sources["python-stdlib"].folder, folder)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    ids = np.arange(700) % 400
-    manifest["seals"][0]["validation"] = vars(
-        write_shard(
-            folder / "validation_00000.bin", ids, 1, 3000, vocabulary.sha256, "fineweb-edu", 512
-        )
-    )
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    both = {"python-stdlib": sources["python-stdlib"], "fineweb-edu": ShardSet(folder)}
-    model, c = (
-        build(c, ALONE.device),
-        dataclasses.replace(c, data_mix="python-stdlib:2,fineweb-edu:1"),
-    )
-    found = Evaluator(c, both, lengths, ALONE)(model, full=True)
-    assert found is not None and list(found.by_source) == list(both)
+    other = parts.with_shard(tmp_path / "shards", np.arange(700) % 400, "fineweb-edu", 0)
+    both = {"python-stdlib": parts.shards, "fineweb-edu": other}
+    mix = "python-stdlib:2,fineweb-edu:1"
+    found = parts.evaluator(both, data_mix=mix)(parts.model, full=True)
+    assert found
+    assert list(found.by_source) == list(both)
+    shares = []
+    for rank in range(3):
+        share = parts.evaluator(both, rank, 3, data_mix=mix)(parts.model, full=True)
+        assert share
+        shares.append(share.by_source)
     for name, shards in both.items():
-        one = Evaluator(
-            dataclasses.replace(c, data_mix=f"{name}:1"), {name: shards}, lengths, ALONE
-        )
-        alone = one(model, full=True)
+        alone = parts.evaluator({name: shards}, data_mix=f"{name}:1")(parts.model, full=True)
         of = found.by_source[name]
+        assert alone
         assert (of.tokens, of.text_bytes) == (alone.tokens, alone.text_bytes)
-        assert (of.loss, of.bpb) == (
-            pytest.approx(alone.loss, rel=1e-6),
-            pytest.approx(alone.bpb, rel=1e-6),
-        )
-    assert (
-        abs(found.by_source["fineweb-edu"].bpb / found.by_source["python-stdlib"].bpb - 1) > 0.001
-    )
-    shares = [
-        Evaluator(c, both, lengths, dataclasses.replace(ALONE, rank=rank, size=3))(model, full=True)
-        for rank in range(3)
-    ]
-    for name, of in found.by_source.items():
-        assert (
-            sum(share.by_source[name].tokens for share in shares if name in share.by_source)
-            == of.tokens
-        )
-        assert sum(
-            share.by_source[name].nats for share in shares if name in share.by_source
-        ) == pytest.approx(of.nats)
-    assert found.nats == pytest.approx(sum(of.nats for of in found.by_source.values()))
+        assert of.nats == pytest.approx(alone.nats, rel=1e-6)
+        of_ranks = [share[name] for share in shares if name in share]
+        assert sum(part.tokens for part in of_ranks) == of.tokens
+        assert sum(part.nats for part in of_ranks) == pytest.approx(of.nats)
+    first, second = found.by_source.values()
+    assert abs(first.bpb / second.bpb - 1) > 0.001
+    assert found.nats == pytest.approx(first.nats + second.nats)
 
 
-def test_the_end_of_a_run_says_whether_it_scored_all(parts) -> None:
-    c, vocabulary, sources, evaluator = parts
-    few = Evaluator(
-        dataclasses.replace(c, eval_tokens=64), sources, vocabulary.byte_lengths(), ALONE
-    )
-    assert (
-        len(few.full) == 40 < len(evaluator.full) and not few.full_is_all and evaluator.full_is_all
-    )
-
-
-def test_a_run_scores_the_shards_that_there_were_when_it_began(parts, tmp_path: Path) -> None:
+def test_a_run_scores_the_shards_that_there_were_when_it_began(
+    parts: Parts, tmp_path: Path
+) -> None:
     """While more are made, or its losses would not be of the same text."""
-    c, vocabulary, sources, evaluator = parts
-    folder, before = tmp_path / "shards", sources["python-stdlib"]
-    shutil.copytree(before.folder, folder)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    ids = np.arange(1500) % 512
-    manifest["seals"][1]["validation"] = vars(
-        write_shard(
-            folder / "validation_00001.bin", ids, 1, 3000, vocabulary.sha256, "python-stdlib", 512
-        )
-    )
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    grown = {"python-stdlib": ShardSet(folder)}
-    lengths = vocabulary.byte_lengths()
-    then = Evaluator(c, grown, lengths, ALONE, shards={"python-stdlib": 1})
-    assert (then.full, then.subset) == (evaluator.full, evaluator.subset)
-    assert then.full_is_all
-    assert {shard for _, shard, _ in Evaluator(c, grown, lengths, ALONE).full} == {0, 1}
+    grown = parts.with_shard(tmp_path / "shards", np.arange(1500) % 512, "python-stdlib", 1)
+    sources = {"python-stdlib": grown}
+    before = parts.evaluator()
+    then = parts.evaluator(sources, held_out={"python-stdlib": 1})
+    assert (then.full, then.subset, then.full_is_all) == (before.full, before.subset, True)
+    assert {shard for _, shard, _ in parts.evaluator(sources).full} == {0, 1}
 
 
-def test_an_evaluation_keeps_nothing_for_backward(parts) -> None:
-    c, _, _, evaluator = parts
-    model = build(c, ALONE.device)
-    losses = []
-    model.register_forward_hook(lambda module, inputs, outputs: losses.append(outputs[0]))
-    evaluator(model)
-    assert losses and not any(loss.requires_grad for loss in losses)
-
-
-def test_an_interrupted_evaluation_gives_no_number(parts) -> None:
-    c, _, _, evaluator = parts
-    assert evaluator(build(c, ALONE.device), interrupted=lambda: True) is None
+def test_an_evaluation_keeps_nothing_for_backward_and_tells_its_progress(parts: Parts) -> None:
+    losses, words = list[torch.Tensor](), list[str]()
+    parts.model.register_forward_hook(lambda *passed: losses.append(passed[2][0]))
+    parts.evaluator()(parts.model, progress=words.append)
+    assert losses
+    assert not any(loss.requires_grad for loss in losses)
+    assert words == ["batch"] * len(losses) + ["others"]
 
 
 # ---- What goes wrong
 
 
-@pytest.mark.fault(37)
-def test_what_fails_costs_the_number_and_says_why(parts, monkeypatch: pytest.MonkeyPatch) -> None:
-    c, _, _, evaluator = parts
-    model, seen = build(c, ALONE.device), []
-    monkeypatch.setattr(evaluator, "padded", lambda *_: 1 / 0)
-    with pytest.raises(ScoringFailed, match=r"rank 0: ZeroDivisionError: division by zero"):
-        evaluator(model, progress=seen.append)
-    monkeypatch.undo()
-    assert evaluator(model, progress=seen.append).tokens == c.eval_tokens
-    batches = c.eval_tokens // c.seq_len // c.micro_batch(1)
-    assert seen == ["others"] + ["batch"] * batches + ["others"]
-
-
-@pytest.mark.fault(37)
-@pytest.mark.parametrize("where", ["reading", "the model"])
-def test_what_takes_too_long_is_given_up_wherever_it_is(
-    parts, monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
-    c, _, _, evaluator = parts
-    model = build(c, ALONE.device)
-    target, name = (evaluator, "padded") if where == "reading" else (evaluator, "score")
-    monkeypatch.setattr(target, name, lambda *_: time.sleep(30))
-    before, began = signal.getsignal(signal.SIGALRM), time.monotonic()
-    with pytest.raises(
-        ScoringFailed, match=r"it took longer than EVAL_MINUTES=10; lower EVAL_TOKENS"
-    ):
-        evaluator(model, limit_s=0.3)
-    assert time.monotonic() - began < 25
-    assert signal.getsignal(signal.SIGALRM) == before and signal.getitimer(signal.ITIMER_REAL) == (
-        0.0,
-        0.0,
-    )
-
-
 class Split(torch.nn.Module):
     """A model whose processes wait for each other in each forward pass, as FSDP2's do."""
 
-    def __init__(self, model: torch.nn.Module, seconds: float):
+    def __init__(self, model: torch.nn.Module):
         super().__init__()
         self.model = model
-        self.seconds = seconds
         self.passes = 0
+        self.before = lambda: None
 
     def reshard(self) -> None:
         pass
 
     def forward(self, *inputs: torch.Tensor) -> object:
         self.passes += 1
-        time.sleep(self.seconds)
+        self.before()
         return self.model(*inputs)
 
 
-def test_no_pass_through_a_split_model_is_cut_short(parts, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others would wait for this rank's part. Reading is cut short, and time counts between passes."""
-    c, _, _, evaluator = parts
-    slow = Split(build(c, ALONE.device), 0.3)
-    with pytest.raises(ScoringFailed, match=r"it took longer than EVAL_MINUTES=10"):
-        evaluator(slow, limit_s=0.1)
-    assert slow.passes == 1
-    monkeypatch.setattr(evaluator, "padded", lambda *_: time.sleep(30))
-    began = time.monotonic()
-    with pytest.raises(ScoringFailed, match=r"it took longer than EVAL_MINUTES=10"):
-        evaluator(Split(slow.model, 0.0), limit_s=0.3)
+def test_an_interrupted_evaluation_gives_no_number(parts: Parts) -> None:
+    assert parts.evaluator()(parts.model, interrupted=lambda: True) is None
+
+
+@pytest.mark.fault(37)
+@pytest.mark.parametrize(
+    ("where", "is_split"), [("padded", False), ("score", False), ("padded", True)]
+)
+def test_what_fails_or_takes_too_long_costs_the_number_wherever_it_is(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch, where: str, is_split: bool
+) -> None:
+    evaluator, model = parts.evaluator(), Split(parts.model) if is_split else parts.model
+    monkeypatch.setattr(evaluator, where, lambda *_: 1 / 0)
+    with pytest.raises(ScoringFailed, match=r"rank 0: ZeroDivisionError: division by zero"):
+        evaluator(model)
+    monkeypatch.setattr(evaluator, where, lambda *_: time.sleep(30))
+    before, began = signal.getsignal(signal.SIGALRM), time.monotonic()
+    with pytest.raises(ScoringFailed, match=r"longer than EVAL_MINUTES=10; lower EVAL_TOKENS"):
+        evaluator(model, limit_s=0.3)
     assert time.monotonic() - began < 25
+    assert signal.getsignal(signal.SIGALRM) == before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
     monkeypatch.undo()
-    broken = Split(slow.model, 0.0)
-    monkeypatch.setattr(broken, "forward", lambda *_: 1 / 0)
+    assert evaluator(model).tokens == parts.config.eval_tokens
+
+
+def test_no_pass_through_a_split_model_is_cut_short(parts: Parts) -> None:
+    """The others would wait for this rank's part: time counts between passes."""
+    model = Split(parts.model)
+    model.before = lambda: time.sleep(0.3)
+    with pytest.raises(ScoringFailed, match=r"it took longer than EVAL_MINUTES=10"):
+        parts.evaluator()(model, limit_s=0.1)
+    assert model.passes == 1
+    model.before = lambda: 1 / 0
     with pytest.raises(ZeroDivisionError):  # in a pass: the others cannot be told
-        evaluator(broken)
+        parts.evaluator()(model)
 
 
 @pytest.mark.fault(10)
-def test_damaged_validation_text_is_found_before_training(tiny: Config, tmp_path: Path) -> None:
-    c = dataclasses.replace(
-        tiny, data_dir=make_data(tmp_path)["DATA_DIR"], tokenizer=str(tmp_path / "tokenizer.json")
-    )
-    vocabulary = prepare.vocabulary(c)
-    sources = prepare.open_sources(c, vocabulary)
-    path = sources["python-stdlib"].folder / "validation_00000.bin"
+def test_damaged_validation_text_is_found_before_training(parts: Parts, tmp_path: Path) -> None:
+    where = make_data(tmp_path)
+    parts.config = parts.config.replace(data_dir=where["DATA_DIR"], tokenizer=where["TOKENIZER"])
+    parts.shards = prepare.open_sources(parts.config, parts.vocabulary)["python-stdlib"]
+    path = parts.shards.folder / "validation_00000.bin"
     content = bytearray(path.read_bytes())
     content[-3] ^= 1
     path.write_bytes(content)
     with pytest.raises(DataError, match=r"validation_00000.bin: damaged"):
-        Evaluator(c, sources, vocabulary.byte_lengths(), ALONE)
-
-
-@pytest.mark.parametrize(
-    "vocab_size", [640, 513]
-)  # of which 512 are the tokenizer's; 513 is padded to 640
-def test_rows_without_a_token_are_never_sampled(parts, vocab_size: int) -> None:
-    c, vocabulary, _, _ = parts
-    wide = dataclasses.replace(c, vocab_size=vocab_size)
-    model = build(wide, ALONE.device)
-    with torch.no_grad():  # make the padding rows by far the likeliest
-        model.lm_head.weight[512:] = 100 * model.lm_head.weight[512:].sign()
-    text = continue_text(model, vocabulary, "abcd", 30, seed=3)
-    assert all(i < 512 for i in vocabulary.encode(text))
+        parts.evaluator()

@@ -11,16 +11,14 @@ from typing import Any
 
 from train.evaluate.core.tasks import CORE_TASKS, Task
 
+COUNTS = 5  # numbers of a Score
 Z = 1.96  # standard deviations of a 95% interval
 
-# CORE of OpenAI's checkpoints, where a bundle has no tables of them (openai-community-gpt2*.csv), as
-# published: karpathy/nanochat, dev/estimate_gpt3_core.ipynb (Jan 2026).
-PUBLISHED = {"gpt2": 0.1139, "gpt2-medium": 0.1849, "gpt2-large": 0.2146, "gpt2-xl": 0.2565}
-SHOWN = {"gpt2": "GPT-2 124M", "gpt2-xl": "GPT-2 1.6B"}
+SHOWN = {"gpt2": "GPT-2 124M", "gpt2-xl": "GPT-2 1.6B"}  # of the other models of a bundle
 
 
 @dataclasses.dataclass(frozen=True)
-class Counts:
+class Score:
     """What became of a task's questions.
 
     Attributes:
@@ -29,24 +27,17 @@ class Counts:
         merged: asked, though the question ends within a token.
     """
 
+    task: Task
     right: int = 0
     asked: int = 0
     cropped: int = 0
     too_long: int = 0
     merged: int = 0
 
-
-@dataclasses.dataclass(frozen=True)
-class Score:
-    """A task's result, of at least one question."""
-
-    task: Task
-    counts: Counts
-
     @property
     def accuracy(self) -> float:
         """From 0 to 1."""
-        return self.counts.right / self.counts.asked
+        return self.right / self.asked
 
     @property
     def centred(self) -> float:
@@ -56,7 +47,7 @@ class Score:
     @property
     def interval(self) -> tuple[float, float]:
         """95% interval of `centred`: (low, high)."""
-        low, high = wilson(self.counts.right, self.counts.asked)
+        low, high = wilson(self.right, self.asked)
         return self.task.centred(low), self.task.centred(high)
 
 
@@ -73,18 +64,13 @@ class Result:
     lacking: dict[str, str]
 
     @classmethod
-    def of(
-        cls, tasks: Iterable[Task], counts: Mapping[str, Counts], missing: Mapping[str, str]
-    ) -> "Result":
-        scores = {}
-        reasons = dict(missing)
-        for task in tasks:
-            if counts[task.label].asked:
-                scores[task.label] = Score(task, counts[task.label])
-            else:
-                reasons[task.label] = "none of its questions could be asked"
-        absent = [label for label in CORE_TASKS if label not in scores]
-        return cls(scores, {label: reasons[label] for label in absent})
+    def of(cls, scores: Iterable[Score], missing: Mapping[str, str]) -> "Result":
+        asked = {score.task.label: score for score in scores if score.asked}
+        lacking = {}
+        for label in CORE_TASKS:
+            if label not in asked:
+                lacking[label] = missing.get(label, "none of its questions could be asked")
+        return cls(asked, lacking)
 
     @property
     def counted(self) -> list[Score]:
@@ -140,22 +126,22 @@ def wilson(right: int, asked: int) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def references(tables: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    """Return model -> label or CORE -> centered accuracy: the bundle's tables, else CORE as published."""
-    return {model: dict(tables.get(model) or {"CORE": core}) for model, core in PUBLISHED.items()}
-
-
-ROW = "{:<33}{:>6}{:>7}{:>10}{:>10}{:>20}{:>13}{:>13}"
+ROW = "{:<33}{:>6}{:>7}{:>10}{:>10}{:>20}"
 
 
 def format_table(result: Result, others: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
-    """Return lines: each task, CORE, and what the reader must know about them."""
+    """Return lines: each task, CORE, and what the reader must know about them.
+
+    others: model -> label or CORE -> centered accuracy.
+    """
+    shown = {title: others[model] for model, title in SHOWN.items() if model in others}
 
     def format_row(label: str, *cells: str) -> str:
-        gpt2 = [format_number(others[model].get(label)) for model in SHOWN]
-        return ROW.format(label, *cells, *gpt2)
+        row = ROW.format(label, *cells)
+        return row + "".join(f"{format_number(table.get(label)):>13}" for table in shown.values())
 
-    yield ROW.format("task", "shots", "n", "accuracy", "centered", "95% interval", *SHOWN.values())
+    heading = ROW.format("task", "shots", "n", "accuracy", "centered", "95% interval")
+    yield heading + "".join(f"{title:>13}" for title in shown)
     for label in CORE_TASKS:
         yield format_row(label, *format_score(result.scores.get(label)))
     for label, score in result.scores.items():
@@ -166,15 +152,15 @@ def format_table(result: Result, others: Mapping[str, Mapping[str, float]]) -> I
     if mean is not None and margin is not None:
         span = f"{mean - margin:.4f} to {mean + margin:.4f}"
     count = str(len(result.counted))
+    label = "CORE"
     if result.lacking:
-        yield format_row("CORE", "", count, "", format_number(None), "")
-        yield format_row("core_partial", "", count, "", format_number(mean), span)
-    else:
-        yield format_row("CORE", "", count, "", format_number(mean), span)
+        yield format_row("CORE", "", count, "", "n/a", "")
+        label = "core_partial"
+    yield format_row(label, "", count, "", format_number(mean), span)
     for label, why in result.lacking.items():
         yield f"missing: {label}: {why}"
     for label, score in result.scores.items():
-        if remarks := list_remarks(score.counts):
+        if remarks := list_remarks(score):
             yield f"{label}: {', '.join(remarks)}"
 
 
@@ -184,7 +170,7 @@ def format_score(score: Score | None) -> list[str]:
     low, high = score.interval
     return [
         str(score.task.shots),
-        str(score.counts.asked),
+        str(score.asked),
         format_number(score.accuracy),
         format_number(score.centred),
         f"{low:.4f} to {high:.4f}",
@@ -195,11 +181,11 @@ def format_number(value: float | None) -> str:
     return "n/a" if value is None else f"{value:.4f}"
 
 
-def list_remarks(counts: Counts) -> list[str]:
+def list_remarks(score: Score) -> list[str]:
     """List what was not asked as it stands."""
     remarks = {
-        "cropped from the left, to SEQ_LEN": counts.cropped,
-        "left out, an answer alone exceeds SEQ_LEN": counts.too_long,
-        "whose question ends within a token": counts.merged,
+        "cropped from the left, to SEQ_LEN": score.cropped,
+        "left out, an answer alone exceeds SEQ_LEN": score.too_long,
+        "whose question ends within a token": score.merged,
     }
     return [f"{count} {remark}" for remark, count in remarks.items() if count]
