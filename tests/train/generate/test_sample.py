@@ -2,12 +2,10 @@
 
 import contextlib
 import io
-import json
 import os
 import pty
 import re
 import select
-import shutil
 import subprocess
 import sys
 import time
@@ -19,22 +17,14 @@ import torch
 
 from settings import ROOT
 from settings.config import Config
-from tests.train.generate.test_load_run import Run, run  # noqa: F401  (a fixture)
+from tests.train.generate.test_load_run import Run, publish, run  # noqa: F401  (a fixture)
 from tests.train.model.test_hf_import import LLAMA, published
 from tests.train.model.test_model import recipe
+from train.data import prepare
 from train.data.tokenizer import load
 from train.generate import sample as sampling
 from train.model.generate import continue_text
 from train.model.model import Transformer
-
-
-class Stdin(io.TextIOWrapper):
-    def __init__(self, content: bytes, terminal: bool):
-        super().__init__(io.BytesIO(content), encoding="utf-8")
-        self.terminal = terminal
-
-    def isatty(self) -> bool:
-        return self.terminal
 
 
 class Shell:
@@ -54,22 +44,23 @@ class Shell:
         **settings: object,
     ) -> tuple[str, str]:
         """(standard output, standard error)"""
-        with self.monkeypatch.context() as patch:
+
+        def show(_: object, text: str, *more: object) -> None:
+            sys.stderr.write(f"{text % more}\n")
+
+        typed = io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8")
+        typed.isatty = lambda: terminal
+        with self.monkeypatch.context() as patch, contextlib.suppress(SystemExit):
             for name, value in {**self.settings, **settings}.items():
                 patch.setenv(name, str(value))
-            patch.setattr(sys, "stdin", Stdin(stdin, terminal))
-            patch.setattr(
-                "logging.Logger.info", lambda _, text, *more: sys.stderr.write(f"{text % more}\n")
-            )
-            patch.setattr(
-                "logging.Logger.error", lambda _, text, *more: sys.stderr.write(f"{text % more}\n")
-            )
+            patch.setattr(sys, "stdin", typed)
+            patch.setattr("logging.Logger.info", show)
+            patch.setattr("logging.Logger.error", show)
             patch.setattr("signal.signal", lambda *_: None)
-            patch.setattr(os, "_exit", sys.exit)  # Ctrl-C
-            with contextlib.suppress(SystemExit):
-                assert sampling.main(chat) == code
-                return self.capfd.readouterr()
-            assert code == 130
+            patch.setattr(os, "_exit", lambda code: sys.exit(code))  # Ctrl-C
+            found = 130
+            found = sampling.main(chat)
+        assert found == code
         return self.capfd.readouterr()
 
 
@@ -82,9 +73,7 @@ def sample(
     capfd: pytest.CaptureFixture[str],
 ) -> Shell:
     (tmp_path / "own.env").write_text("DEVICE=cpu\n")
-    facts = json.loads((run.folder / "config.json").read_text())
-    facts["settings"]["DTYPE"] = "float32"
-    (run.folder / "config.json").write_text(json.dumps(facts))
+    run.store(DTYPE="float32")
     return Shell(
         monkeypatch,
         capfd,
@@ -93,81 +82,66 @@ def sample(
         RUN_NAME="a-run",
         SAMPLE_TOKENS="12",
         DATA_DIR=data["DATA_DIR"],
+        OMP_NUM_THREADS="1",
     )
 
 
 def test_the_prompt_and_what_the_runs_weights_say_behind_it(sample: Shell, run: Run) -> None:  # noqa: F811
     opened = run.open()
-    model = Transformer(opened.config)
-    model.load_state_dict(
-        run.weights[3] | {"lm_head.weight": run.weights[3]["embed_tokens.weight"]}
-    )
-    model.dtype = torch.float32
-    expected = continue_text(model, load(Path(run.config.tokenizer)), "abcd e", 12, seed=4)
+    expected = continue_text(opened.model, opened.vocabulary, "abcd e", 12, seed=4)
     out, err = sample(PROMPT="abcd e", SEED=4)
     assert out == expected + "\n"
     assert f"{run.folder}/checkpoints/step_0000003: step 3" in err
     assert re.search(r"^\d+ tokens in \d+\.\d\d s, \d+\.\d tokens/s$", err, re.MULTILINE)
-    assert (
-        sample(b"abcd e\n", SEED=4)[0] == out
-    )  # from standard input, and its line end is the shell's
+    # From standard input, and its line end is the shell's.
+    assert sample(b"abcd e\n", SEED=4)[0] == out
     assert sample(b"ab", PROMPT="abcd e", SEED=4)[0] == out
     assert sample(PROMPT="abcd e", SEED=4, STEP=1)[0] != out
-
-
-def test_several_come_one_behind_another_each_as_if_it_were_asked_for_alone(sample: Shell) -> None:
-    out, _ = sample(PROMPT="abcd", SAMPLES=3, SEED=8)
-    alone = [sample(PROMPT="abcd", SEED=8 + number)[0] for number in range(3)]
-    assert out == "".join(
-        f"==== {n + 1} of 3, SEED={8 + n}\n{text}" for n, text in enumerate(alone)
-    )
-    assert len(set(alone)) == 3
+    several, _ = sample(PROMPT="abcd e", SAMPLES=2, SEED=3)
+    alone = [sample(PROMPT="abcd e", SEED=seed)[0] for seed in (3, 4)]
+    assert several == f"==== 1 of 2, SEED=3\n{alone[0]}==== 2 of 2, SEED=4\n{alone[1]}"
+    prompt = prepare.source_of(Config(), "python-stdlib").prompt  # as the run's own sample begins
+    assert sample(terminal=True)[0].startswith(prompt)
 
 
 def test_how_tokens_are_chosen_is_a_setting(sample: Shell) -> None:
-    greedy = {sample(PROMPT="abcd", SAMPLE_TEMPERATURE=0, SEED=seed)[0] for seed in (1, 2)}
-    assert len(greedy) == 1
-    for one in ({"SAMPLE_TOP_K": 1}, {"SAMPLE_TOP_P": 1e-6, "SAMPLE_TOP_K": 0}):
-        assert {sample(PROMPT="abcd", SEED=1, **one)[0]} == greedy
-    assert {sample(PROMPT="abcd", SEED=seed)[0] for seed in (1, 2, 3)} - greedy
+    greedy, _ = sample(PROMPT="abcd", SAMPLE_TEMPERATURE=0)
+    assert sample(PROMPT="abcd", SAMPLE_TOP_K=1)[0] == greedy
+    assert sample(PROMPT="abcd", SAMPLE_TOP_P=1e-6, SAMPLE_TOP_K=0)[0] == greedy
+    assert sample(PROMPT="abcd")[0] != greedy
 
 
-@pytest.mark.parametrize("terminal", [False, True])
-def test_without_a_prompt_it_begins_as_the_sample_at_the_end_of_the_run(
-    sample: Shell, terminal: bool
-) -> None:
-    from train.data import prepare
-
-    prompt = prepare.source_of(Config(), "python-stdlib").prompt
-    assert prompt and sample(terminal=terminal)[0].startswith(prompt)
-
-
-def test_a_text_may_outgrow_seq_len_and_a_prompt_may_not(sample: Shell) -> None:
+def test_a_text_may_outgrow_seq_len(sample: Shell) -> None:
     out, err = sample(PROMPT="abcd", SAMPLE_TOKENS=70)
-    assert "Context: SEQ_LEN=32 tokens. Older text is dropped." in err and len(out) > 40
-    _, err = sample(PROMPT="abcd " * 40, code=64)
-    assert re.search(r"PROMPT: \d+ tokens, and the context is SEQ_LEN=32\. Shorten the text\.", err)
+    assert "Context: SEQ_LEN=32 tokens. Older text is dropped." in err
+    assert len(out) > 40
 
 
-def test_what_is_wrong_has_its_exit_code_and_nothing_is_written(sample: Shell, run: Run) -> None:  # noqa: F811
-    for code, said, settings in (
+@pytest.mark.parametrize(
+    ("code", "words", "settings"),
+    [
         (64, "SAMPLE_TOKENS=0", {"SAMPLE_TOKENS": 0}),
         (64, "STEP=2", {"STEP": 2}),
-        (64, "N_LAYER=9", {"N_LAYER": 9}),
         (64, "SAMPLE_TOP_P=2", {"SAMPLE_TOP_P": 2}),
         (78, "RUN_NAME=other", {"RUN_NAME": "other"}),
-    ):
-        out, err = sample(PROMPT="a", code=code, **settings)
-        assert said in err and out == ""
-    assert "its byte 1 is not UTF-8" in sample(b"a\xff", code=64)[1]
-    shutil.rmtree(run.folder / "checkpoints")
-    assert "has no checkpoint yet" in sample(PROMPT="a", code=78)[1]
+        (64, "SEQ_LEN=32. Shorten the text.", {"PROMPT": "abcd " * 40}),
+        (64, "(environment): Must be text in UTF-8", {"PROMPT": os.fsdecode(b"a\xff")}),
+        (64, "its byte 1 is not UTF-8", {"PROMPT": "", "stdin": b"a\xff"}),
+        (64, "PROMPT is not set", {"PROMPT": "", "chat": True}),
+    ],
+)
+def test_what_is_wrong_has_its_exit_code_and_nothing_is_written(
+    sample: Shell, code: int, words: str, settings: dict[str, Any]
+) -> None:
+    out, err = sample(code=code, **{"PROMPT": "a"} | settings)
+    assert words in err
+    assert out == ""
 
 
 def test_weights_that_are_no_numbers_say_nothing(
     sample: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def spoilt(*how: object) -> object:
+    def spoilt(*how: Any) -> Any:
         opened = inner(*how)
         opened.model.layers[1].mlp.up_proj.weight[3, 2] = float("nan")
         return opened
@@ -175,79 +149,52 @@ def test_weights_that_are_no_numbers_say_nothing(
     inner = sampling.open_trained
     monkeypatch.setattr(sampling, "open_trained", spoilt)
     out, err = sample(PROMPT="abcd", code=78)
-    assert (
-        out == ""
-        and "step_0000003: layers.1.mlp.up_proj.weight holds values that are infinite or NaN" in err
-    )
+    assert out == ""
+    assert "step_0000003: layers.1.mlp.up_proj.weight holds values that are infinite or NaN" in err
 
 
-def test_weights_are_cast_once_and_not_for_each_token(
+def test_weights_are_cast_once_and_ctrl_c_ends_with_130(
     sample: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dtypes: set[torch.dtype] = set()
 
-    def generate(model: Transformer, *rest: Any) -> Any:
+    def generate(model: Transformer, *_: object) -> None:
         dtypes.update(weight.dtype for weight in model.parameters())
-        return inner(model, *rest)
-
-    inner = sampling.generate
-    monkeypatch.setattr(sampling, "generate", generate)
-    sample(PROMPT="abcd", DTYPE="bfloat16")
-    assert dtypes == {torch.bfloat16}
-
-
-def test_ctrl_c_ends_with_130(sample: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sampling, "generate", interrupted)
-    assert sample(PROMPT="abcd", code=130)[0] == "abcd\n"
+    monkeypatch.setattr(sampling, "generate", generate)
+    assert sample(PROMPT="abcd", DTYPE="bfloat16", code=130)[0] == "abcd\n"
+    assert dtypes == {torch.bfloat16}
 
 
 def test_weights_of_others_begin_from_nothing(
     sample: Shell, tiny: Config, tmp_path: Path, data: dict[str, str]
 ) -> None:
-    other = published(tmp_path / "llama", recipe(tiny, **LLAMA))
-    shutil.copy(data["TOKENIZER"], tmp_path / "llama" / "tokenizer.json")
+    from transformers import AutoModelForCausalLM
+
+    _, place = publish(tmp_path / "llama", data, recipe(tiny, **LLAMA))
     vocabulary = load(Path(data["TOKENIZER"]))
     begin = torch.tensor([[vocabulary.end_of_text, *vocabulary.encode("abcd e")]])
-    whole = other.generate(
-        begin,
-        attention_mask=torch.ones_like(begin),
-        max_new_tokens=12,
-        do_sample=False,
-        eos_token_id=None,
-        pad_token_id=0,
-    )[0, 1:].tolist()
-    assert len(whole) == begin.shape[1] - 1 + 12 and vocabulary.end_of_text not in whole
-    out, err = sample(
-        RUN_NAME="of-no-run", INIT_FROM=tmp_path / "llama", PROMPT="abcd e", SAMPLE_TEMPERATURE=0
-    )
-    assert out == vocabulary.decode(whole) + "\n" and "llama: imported weights" in err
+    how = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0, "max_new_tokens": 12}
+    other = AutoModelForCausalLM.from_pretrained(place)
+    (whole,) = other.generate(begin, attention_mask=torch.ones_like(begin), **how).tolist()
+    assert vocabulary.end_of_text not in whole[1:]
+    where = {"RUN_NAME": "of-no-run", "INIT_FROM": place}
+    out, err = sample(**where, PROMPT="abcd e", SAMPLE_TEMPERATURE=0)
+    assert out == vocabulary.decode(whole[1:]) + "\n"
+    assert "llama: imported weights" in err
 
 
-def test_characters_survive_any_locale_and_bytes_that_are_none_are_refused(
-    sample: Shell, data: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_characters_survive_any_locale(sample: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "d\u00e9f \u65e5"
-    said = sample(PROMPT=text, SAMPLE_TEMPERATURE=0)[0]
-    assert said.startswith(text)
-    for name, value in {
-        **sample.settings,
-        "PROMPT": text,
-        "SAMPLE_TEMPERATURE": "0",
-        "LC_ALL": "POSIX",
-        "PYTHONUTF8": "0",
-        "PYTHONCOERCECLOCALE": "0",
-        "OMP_NUM_THREADS": "1",
-    }.items():
-        monkeypatch.setenv(name, value)
-    done = subprocess.run(
-        [sys.executable, "-m", "train.generate.sample"], cwd=ROOT, capture_output=True, check=False
-    )
-    assert (done.returncode, done.stdout.decode()) == (0, said), done.stderr
-    refused = sample(PROMPT=os.fsdecode(b"a\xff"), code=64)[1]
-    assert "(environment): Must be text in UTF-8" in refused
+    settings = sample.settings | {"PROMPT": text, "SAMPLE_TEMPERATURE": "0"}
+    out = sample(**settings)[0]
+    assert out.startswith(text)
+    locale = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-m", "train.generate.sample"]
+    env = {**os.environ, **settings, **locale}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, check=True)
+    assert done.stdout.decode() == out
 
 
 # ---- Conversations
@@ -255,10 +202,8 @@ def test_characters_survive_any_locale_and_bytes_that_are_none_are_refused(
 
 def test_a_message_is_answered(sample: Shell) -> None:
     out, _ = sample(PROMPT="abcd", chat=True)
-    assert (
-        not out.startswith("abcd") and out.endswith("\n") and sample(b"abcd", chat=True)[0] == out
-    )
-    assert "PROMPT is not set" in sample(b"", chat=True, code=64)[1]
+    assert not out.startswith("abcd")
+    assert sample(b"abcd", chat=True)[0] == out
     both, _ = sample(PROMPT="abcd", chat=True, SAMPLES=2)
     assert both.startswith(f"==== 1 of 2, SEED=1337\n{out}==== 2 of 2, SEED=1338\n")
 
@@ -269,32 +214,28 @@ def test_a_conversation_leaves_room_for_an_answer(
     asked: list[int] = []
     monkeypatch.setattr(sampling, "write", lambda opened, ids, stops: asked.append(len(ids)) or "a")
     _, err = sample(b"abcd\n" * 12, terminal=True, chat=True, SAMPLE_TOKENS=10)
-    assert len(asked) == 12 and 32 - 10 - 8 < max(asked) <= 32 - 10 and "forgotten" in err
+    assert len(asked) == 12
+    assert 32 - 10 - 8 < max(asked) <= 32 - 10
+    assert "forgotten" in err
     assert "Older text" not in err
     asked.clear()
     _, err = sample(b"abcd\n" * 3, terminal=True, chat=True, SAMPLE_TOKENS=70)
-    assert max(asked) <= 16 and err.count("Older text is dropped") == 3
+    assert max(asked) <= 16
+    assert err.count("Older text is dropped") == 3
 
 
+@pytest.mark.parametrize("terminal", [False, True])
 def test_a_tokenizer_without_the_tokens_is_refused_before_anything_is_asked(
-    sample: Shell,
-    run: Run,  # noqa: F811
-    tmp_path: Path,
-    tiny: Config,
+    sample: Shell, data: dict[str, str], tmp_path: Path, tiny: Config, terminal: bool
 ) -> None:
-    text = Path(run.config.tokenizer).read_text().replace('"<|assistant|>"', '"<|other|>"')
+    text = Path(data["TOKENIZER"]).read_text().replace('"<|assistant|>"', '"<|other|>"')
     published(tmp_path / "llama", recipe(tiny, **LLAMA))
     (tmp_path / "llama" / "tokenizer.json").write_text(text)
-    for terminal in (False, True):
-        out, err = sample(
-            b"a\n",
-            terminal=terminal,
-            code=78,
-            chat=True,
-            RUN_NAME="none",
-            INIT_FROM=tmp_path / "llama",
-        )
-        assert out == "" and "it lacks <|assistant|>" in err and "> " not in err.replace("|> ", "")
+    where = {"RUN_NAME": "none", "INIT_FROM": tmp_path / "llama"}
+    out, err = sample(b"a\n", terminal, code=78, chat=True, **where)
+    assert out == ""
+    assert "it lacks <|assistant|>" in err
+    assert "\n> " not in err
 
 
 def read_until(terminal: int, what: bytes, seconds: float = 60) -> bytes:
@@ -313,19 +254,13 @@ def read_until(terminal: int, what: bytes, seconds: float = 60) -> bytes:
 def test_a_conversation_at_a_real_terminal_ends_with_ctrl_d(sample: Shell) -> None:
     answer = sample(PROMPT="ab", chat=True, SAMPLE_TOKENS=3)[0].rstrip("\n")
     ours, theirs = pty.openpty()
-    settings = {
-        **os.environ,
-        **sample.settings,
-        "SAMPLE_TOKENS": "3",
-        "OMP_NUM_THREADS": "1",
-    }
     with subprocess.Popen(
         [sys.executable, "-m", "train.generate.sample", "chat"],
         cwd=ROOT,
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
-        env=settings,
+        env={**os.environ, **sample.settings, "SAMPLE_TOKENS": "3"},
         start_new_session=True,
     ) as process:
         os.close(theirs)
@@ -335,7 +270,8 @@ def test_a_conversation_at_a_real_terminal_ends_with_ctrl_d(sample: Shell) -> No
             assert b"its byte 0 is not UTF-8" in read_until(ours, b"\n> ")
             os.write(ours, b"ab\n")
             shown = read_until(ours, b"\n> ").decode().replace("\r\n", "\n")
-            assert shown.startswith(f"ab\n{answer}\n") and re.search(r"\d+ tokens in ", shown)
+            assert shown.startswith(f"ab\n{answer}\n")
+            assert re.search(r"\d+ tokens in ", shown)
             os.write(ours, b"\x04")
             read_until(ours, b"never said")
             assert process.wait(120) == 0
