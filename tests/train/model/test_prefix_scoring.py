@@ -3,29 +3,16 @@
 import pytest
 import torch
 
-from settings.config import Config
+from tests.train.model.test_model import CPU, recipe
 from train.model import prefix_scoring
 from train.model.attention import MATH, SDPA, Kernel, by_products
 from train.model.model import build
-from train.model.prefix_scoring import Branches, lay_out
+from train.model.prefix_scoring import lay_out
 
 
-def model(kernel=SDPA, **settings):
-    c = Config.load(
-        {
-            "PRESET": "tiny",
-            "DEVICE": "cpu",
-            "DTYPE": "float32",
-            "VOCAB_SIZE": "300",
-            "SEQ_LEN": "64",
-            "N_LAYER": "2",
-            "N_HEAD": "4",
-            "N_KV_HEAD": "2",
-            "N_EMBD": "32",
-            **settings,
-        }
-    )
-    return build(c, torch.device("cpu"), kernel)
+@pytest.fixture
+def model(tiny):
+    return build(recipe(tiny, n_kv_head=2, seq_len=64, vocab_size=300), CPU)
 
 
 def rows(seed, count):
@@ -55,9 +42,10 @@ def alone(one, trunk, branch):
 @pytest.mark.parametrize(
     "kernel", [SDPA, MATH, Kernel("by bounds", lambda q, k, v, b: by_products(q, k, v), True)]
 )
-@pytest.mark.parametrize("qk_norm", ["0", "1"])
-def test_each_branch_is_scored_as_if_it_were_alone(kernel, qk_norm):
-    one, given = model(kernel, QK_NORM=qk_norm), rows(1, 5)
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_each_branch_is_scored_as_if_it_were_alone(tiny, kernel, qk_norm):
+    c = recipe(tiny, n_kv_head=2, seq_len=64, vocab_size=300, qk_norm=qk_norm)
+    one, given = build(c, CPU, kernel), rows(1, 5)
     tokens, branches = lay_out(given)
     nats, hits = one(tokens, branches=branches)
     expected = [alone(one, trunk, branch) for trunk, all_of in given for branch in all_of if branch]
@@ -68,11 +56,11 @@ def test_each_branch_is_scored_as_if_it_were_alone(kernel, qk_norm):
 
 
 @torch.no_grad()
-def test_what_is_likeliest_is_a_hit():
-    one, text = model(), [5, 7, 11]
-    best = int(one(torch.tensor([text]))[0, -1].argmax())
-    tokens, branches = lay_out([(text, [[best], [best + 1 if best < 299 else 0]])])
-    assert one(tokens, branches=branches)[1].tolist() == [True, False]
+def test_what_is_likeliest_is_a_hit(model):
+    text = [5, 7, 11]
+    best = int(model(torch.tensor([text]))[0, -1].argmax())
+    tokens, branches = lay_out([(text, [[best], [(best + 1) % 300]])])
+    assert model(tokens, branches=branches)[1].tolist() == [True, False]
 
 
 def test_a_token_sees_its_trunk_and_its_branch_up_to_itself(monkeypatch):
@@ -91,7 +79,7 @@ def test_a_token_sees_its_trunk_and_its_branch_up_to_itself(monkeypatch):
 
 
 @torch.no_grad()
-def test_nothing_to_score_is_scored_as_nothing():
+def test_nothing_to_score_is_scored_as_nothing(model):
     tokens, branches = lay_out([([1, 2], [[]])])
-    nats, hits = model()(tokens, branches=branches.to(torch.device("cpu")))
-    assert nats.shape == hits.shape == (0,) and isinstance(branches, Branches)
+    nats, hits = model(tokens, branches=branches.to(CPU))
+    assert nats.shape == hits.shape == (0,)
