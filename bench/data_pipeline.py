@@ -32,7 +32,7 @@ from doctor.gpu_probe.messages import say
 from settings import ROOT
 from settings.config import Config
 from train.data import tokenizer
-from train.data.manifest import Seal, ShardInfo, manifest_of
+from train.data.manifest import Manifest, Seal, ShardInfo
 from train.data.shards import HEADER, HEADER_BYTES, ShardSet, write_shard
 from train.data.sources.fetch import Files
 from train.data.sources.pin import pin
@@ -189,15 +189,15 @@ def run(module: str, *arguments: str, **settings: str) -> str:
 def write_manifest(folder: Path, name: str, infos: list[ShardInfo]) -> None:
     seals = [Seal((k, 0), info.documents, {}, info, None) for k, info in enumerate(infos)]
     (folder / "manifest.json").write_bytes(
-        manifest_of(
-            seals,
+        Manifest(
             source=name,
             revision="none",
             key="none",
             tokenizer_sha256=SHA256,
             shard_tokens=infos[0].tokens,
             end="all",
-        )
+            seals=seals,
+        ).text()
     )
 
 
@@ -287,7 +287,7 @@ def loader(rounds: int, shard_tokens: int = 10_000_000) -> Iterator[dict[str, An
                 source
             ) in batches.sources:  # checks hashes, and so reads the files into the page cache
                 for shard in range(len(source.shards["train"])):
-                    source.verified("train", shard)
+                    source.read("train", shard, [])
             steps = max(2, sum(counts.values()) * shard_tokens // c.batch_tokens)
             began = time.perf_counter()
             for step in range(steps):

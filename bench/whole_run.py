@@ -35,7 +35,7 @@ from settings.declare import format_value
 from settings.resolve import NO_TARGET
 from train.data import prepare, tokenizer
 from train.data.data_paths import SHARD_TOKENS
-from train.data.manifest import Seal, manifest_of
+from train.data.manifest import Manifest, Seal
 from train.data.shards import write_shard
 from train.data.sources.pin import pin
 from train.hooks.profiler import PROFILE_STEPS, SETTLE
@@ -155,15 +155,15 @@ def make_data(folder: Path, tokens: int, held_out: int) -> dict[str, str]:
 
     seal = Seal((0, 0), 2, {}, made("train_00000", tokens), made("validation_00000", held_out))
     (shards / "manifest.json").write_bytes(
-        manifest_of(
-            [seal],
+        Manifest(
             source=SOURCE,
             revision=pinned.revision,
             key=pinned.key,
             tokenizer_sha256=vocabulary.sha256,
             shard_tokens=SHARD_TOKENS,
             end="all",
-        )
+            seals=[seal],
+        ).text()
     )
     return {"DATA_DIR": str(folder), "TOKENIZER": str(path)}
 

@@ -110,16 +110,14 @@ def sealed(c: Config, s: Source) -> Sealed | None:
 
 def counted(c: Config, s: Source, folder: Path) -> Sealed | None:
     try:
-        manifest, seals = read_manifest(folder)
+        manifest = read_manifest(folder)
     except (DataError, OSError):
         return None
-    made = sum(seal.train.tokens for seal in seals if seal.train)
-    infos = [info for seal in seals for info in seal.infos()]
     there = {path.name for path in folder.glob("*.bin")}
     return Sealed(
-        sum(seal.train.windows(c.seq_len) for seal in seals if seal.train) * c.seq_len,
-        sum(info.bytes for info in infos if info.file in there),
-        is_enough(c, s, manifest["end"], made),
+        sum(seal.train.windows(c.seq_len) for seal in manifest.seals if seal.train) * c.seq_len,
+        sum(info.bytes for info in manifest.infos() if info.file in there),
+        is_enough(c, s, manifest.end, manifest.tokens()),
     )
 
 

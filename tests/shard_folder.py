@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from train.data.data_paths import SHARD_TOKENS
-from train.data.manifest import SPLITS, Seal, manifest_of
+from train.data.manifest import SPLITS, Manifest, Seal
 from train.data.shards import write_shard
 
 Shard = tuple[np.ndarray, int, int]  # ids, documents, bytes of their text
@@ -42,5 +42,5 @@ def write_source(
             )
         documents = sum(info.documents for info in infos if info)
         seals.append(Seal((number, 0), documents, {}, *infos))
-    (folder / "new").write_bytes(manifest_of(seals, **facts))
+    (folder / "new").write_bytes(Manifest(**facts, seals=seals).text())
     (folder / "new").rename(folder / "manifest.json")

@@ -48,7 +48,7 @@ class Data:
         Known where they were measured, and there is one source.
         """
         first, *others = self.sources.values()
-        return {} if others else first.manifest.get("compressed_bpb", {})
+        return {} if others else first.manifest.compressed_bpb
 
 
 def open_data(
@@ -120,7 +120,7 @@ def hash_contents(sources: dict[str, ShardSet], whole: bool) -> str:
     """Hash the bytes of all shards; if more are being made, of the first ones, which all ranks see."""
     contents = []
     for name, shards in sources.items():
-        seals = shards.seals if whole else shards.seals[:1]
+        seals = shards.manifest.seals[: None if whole else 1]
         contents.append((name, [info.xxh3 for seal in seals for info in seal.infos()]))
     return hashlib.sha256(repr(contents).encode()).hexdigest()[:12]
 

@@ -63,15 +63,10 @@ class Loader:
     ):
         self.config = config
         self.world = world
+        self.by_name = sources
         self.sources = list(sources.values())
         self.end_of_text = end_of_text
-        windows = {
-            name: shards.windows("train", config.seq_len) for name, shards in sources.items()
-        }
-        growing = [name for name, shards in sources.items() if not shards.ended]
-        self.mixture = Mixture(
-            windows, config.mixture, config.seed, data_paths.GROUP_SHARDS, growing
-        )
+        self.mixture = self.build_mixture()
         self.micro_batch = config.micro_batch(world.size * config.replicas)
         self.read_s = 0.0
         # First sample of a step -> where samples lie, and the offset of the step's first in that.
@@ -166,12 +161,7 @@ class Loader:
         counts = self.mixture.counts(end)
         for number, (shards, order) in enumerate(self.pairs()):
             now = np.unique(located.shard[located.source == number]).tolist()
-            shards.keep_open(now)
-            for shard in now:
-                shards.check_soon("train", shard)
-            for shard in order.needed(counts[number], counts[number]):
-                if shards.is_there(shard):
-                    shards.check_soon("train", shard)
+            shards.keep_open([*now, *order.needed(counts[number], counts[number])])
 
     def names(self, samples: Sequence[int]) -> list[str]:
         """Return what to call samples in a message: source:epoch:shard:window."""
@@ -208,12 +198,21 @@ class Loader:
                 return order.name
         return ""
 
+    def build_mixture(self) -> Mixture:
+        """Return the order of all samples, as far as the shards go that there are."""
+        config = self.config
+        windows = {
+            name: shards.windows("train", config.seq_len) for name, shards in self.by_name.items()
+        }
+        growing = [name for name, shards in self.by_name.items() if not shards.ended]
+        return Mixture(windows, config.mixture, config.seed, data_paths.GROUP_SHARDS, growing)
+
     def grow(self) -> None:
-        """Take in the shards that were made since."""
-        for shards, order in self.pairs():
-            if not order.ended and shards.refresh():
-                windows = shards.windows("train", self.config.seq_len)
-                self.mixture.grow(order.name, windows, shards.ended)
+        """Take in the shards that were made since; the order of the others stays."""
+        for shards in self.sources:
+            if not shards.ended:
+                shards.refresh()
+        self.mixture = self.build_mixture()
 
     def open_groups(self, taken: Mapping[str, int]) -> list[list[int]]:
         """Return the shards of the group of each source that its next window lies in."""

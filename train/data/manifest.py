@@ -15,25 +15,6 @@ from typing import Any
 
 SCHEMA = 2
 SPLITS = ("train", "validation")
-KEYS = (
-    "source",
-    "revision",
-    "key",
-    "tokenizer_sha256",
-    "shard_tokens",
-    "end",
-    "next",
-    "documents",
-    "dropped",
-    "dropped_examples",
-    "compressed_bpb",
-)  # in this order, between schema and seals
-DEFAULTS: dict[str, Any] = {
-    "next": (0, 0),
-    "dropped": {},
-    "dropped_examples": [],
-    "compressed_bpb": {},
-}
 
 
 class DataError(Exception):
@@ -91,21 +72,47 @@ class Seal:
         return [info for info in (self.train, self.validation) if info]
 
 
-def manifest_of(seals: Sequence[Seal], **facts: Any) -> bytes:
-    """Return the text of manifest.json.
+@dataclasses.dataclass
+class Manifest:
+    """All that is known of a folder of shards: manifest.json has these keys in this order, after "schema".
 
-    Args:
-        facts: the other KEYS. `key` is of the declaration at its revision. `end` is "all" if the source
-            has no more, "limit" if no more was wanted, None while more is made. `next` is the place in
-            the source from which on more is made.
+    Attributes:
+        key: of the declaration at its revision.
+        end: "all" if the source has no more, "limit" if no more was wanted, None while more is made.
+        next: the place in the source, (file, row), from which on more is made.
+        documents: in all seals; counted when the manifest is written.
+        dropped: reason -> rows left out before `next`.
+        dropped_examples: the first of them for each reason.
     """
-    facts = DEFAULTS | facts | {"documents": sum(seal.documents for seal in seals)}
-    content = {"schema": SCHEMA, **{key: facts[key] for key in KEYS}}
-    content["seals"] = [dataclasses.asdict(seal) for seal in seals]
-    return json.dumps(content, indent=1).encode()
+
+    source: str
+    revision: str
+    key: str
+    tokenizer_sha256: str
+    shard_tokens: int
+    end: str | None = None
+    next: Sequence[int] = (0, 0)
+    documents: int = 0
+    dropped: dict[str, int] = dataclasses.field(default_factory=dict)
+    dropped_examples: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    compressed_bpb: dict[str, float] = dataclasses.field(default_factory=dict)
+    seals: list[Seal] = dataclasses.field(default_factory=list)
+
+    def text(self) -> bytes:
+        """Return the content of manifest.json."""
+        self.documents = sum(seal.documents for seal in self.seals)
+        return json.dumps({"schema": SCHEMA} | dataclasses.asdict(self), indent=1).encode()
+
+    def tokens(self) -> int:
+        """Return the training tokens of all seals."""
+        return sum(seal.train.tokens for seal in self.seals if seal.train)
+
+    def infos(self) -> list[ShardInfo]:
+        """Return all shards."""
+        return [info for seal in self.seals for info in seal.infos()]
 
 
-def read_manifest(folder: Path) -> tuple[dict[str, Any], list[Seal]]:
+def read_manifest(folder: Path) -> Manifest:
     """Read the manifest of a folder of shards. Raises FileNotFoundError; DataError if it is none."""
     path = folder / "manifest.json"
     try:
@@ -121,17 +128,17 @@ def read_manifest(folder: Path) -> tuple[dict[str, Any], list[Seal]]:
     return parse_manifest(path, content)
 
 
-def parse_manifest(path: Path, content: bytes) -> tuple[dict[str, Any], list[Seal]]:
-    """Return a manifest, which has all of its keys, and its seals. Raises DataError with the path."""
+def parse_manifest(path: Path, content: bytes) -> Manifest:
+    """Return a manifest, which must have all of its keys. Raises DataError with the path."""
     try:
-        manifest = json.loads(content)
-        if manifest["schema"] != SCHEMA:
+        facts = json.loads(content)
+        if facts["schema"] != SCHEMA:
             raise DataError(
-                f"{path}: has format {manifest['schema']}; this version reads {SCHEMA}; "
+                f"{path}: has format {facts['schema']}; this version reads {SCHEMA}; "
                 f"{make_anew(path.parent)}"
             )
-        seals = [Seal.of(entry) for entry in manifest["seals"]]
-        return {key: manifest[key] for key in KEYS} | manifest, seals
+        facts["seals"] = [Seal.of(entry) for entry in facts["seals"]]
+        return Manifest(**{field.name: facts[field.name] for field in dataclasses.fields(Manifest)})
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(
             f"{path}: not a manifest of token shards ({error!r}); {make_anew(path.parent)}"

@@ -154,7 +154,8 @@ class NotSealed(Exception):
 class SourceOrder:
     """The order of one source's windows: groups in sequence, shuffled within, anew each epoch.
 
-    shard_windows: windows of each shard that there is; ended: there will be no more.
+    shard_windows: windows of each shard that there is; ended: there will be no more. Of two orders of a
+    source that grows, the later one begins as the earlier one did.
     """
 
     def __init__(
@@ -260,32 +261,23 @@ class Mixture:
         growing: Collection[str] = (),
     ):
         self.names = list(sources)
-        self.seed = seed
-        self.group_shards = group_shards
         divisor = math.gcd(*weights.values())
         self.weights = [weights[name] // divisor for name in self.names]
         self.block = sum(self.weights)
         self.key = key_of(seed, "block")
         self.orders = [
-            self.order_of(name, sources[name], name not in growing) for name in self.names
+            SourceOrder(name, windows, group_shards, seed, name not in growing)
+            for name, windows in sources.items()
         ]
+        for order in self.orders:
+            if order.ended and not order.sealed:
+                raise ValueError(
+                    f"source {order.name} has no window to train on: it is shorter than SEQ_LEN + 1 tokens"
+                )
         self._slots = np.repeat(np.arange(len(self.names)), self.weights)
         # Of the order, whatever the shards.
         text = repr(("groups of 1, 1, 2, 4", self.names, self.weights, seed, group_shards))
         self.fingerprint = hashlib.sha256(text.encode()).hexdigest()[:16]
-
-    def order_of(self, name: str, shard_windows: Sequence[int], ended: bool) -> SourceOrder:
-        """The order of a source. Raises ValueError if it has ended and has no window."""
-        order = SourceOrder(name, shard_windows, self.group_shards, self.seed, ended)
-        if ended and not order.sealed:
-            raise ValueError(
-                f"source {name} has no window to train on: it is shorter than SEQ_LEN + 1 tokens"
-            )
-        return order
-
-    def grow(self, name: str, shard_windows: Sequence[int], ended: bool) -> None:
-        """A source has more shards; the order of those that it had stays."""
-        self.orders[self.names.index(name)] = self.order_of(name, shard_windows, ended)
 
     def counts(self, samples: int) -> list[int]:
         """How many of the first `samples` of the run are of each source."""

@@ -156,15 +156,15 @@ def is_finished(c: Config, name: str, v: Vocabulary) -> bool:
     """Whether all shards of a source that the settings ask for are there."""
     folder = source_folder(c, name, v)
     try:
-        manifest, seals = read_manifest(folder)
+        manifest = read_manifest(folder)
     except FileNotFoundError:
         return False
     except DataError:
         return True  # there is one, and opening it says what is wrong
-    made = sum(seal.train.tokens for seal in seals if seal.train)
-    enough = is_enough(c, source_of(c, name), manifest["end"], made)
     there = {path.name for path in folder.glob("*.bin")}
-    return enough and all(info.file in there for seal in seals for info in seal.infos())
+    if any(info.file not in there for info in manifest.infos()):
+        return False
+    return is_enough(c, source_of(c, name), manifest.end, manifest.tokens())
 
 
 def find_folders(c: Config, v: Vocabulary, fingerprint: str) -> dict[str, Path] | None:
@@ -215,7 +215,7 @@ def open_sources(
                 "prepare more, or take a shorter SEQ_LEN"
             )
         source = source_of(c, name)
-        if shards.ended and not is_enough(c, source, shards.manifest["end"], tokens):
+        if shards.ended and not is_enough(c, source, shards.manifest.end, tokens):
             raise DataError(
                 f"{folder}: holds {tokens} training tokens and {token_limit(c, source)} are asked for; "
                 "run: make data"
@@ -231,15 +231,14 @@ def not_begun(c: Config, v: Vocabulary, held_out: Mapping[str, int]) -> str:
     """
     for name in c.mixture:
         try:
-            manifest, seals = read_manifest(source_folder(c, name, v))
+            manifest = read_manifest(source_folder(c, name, v))
         except FileNotFoundError:
             return name
         except DataError:
             continue  # opening it says what is wrong
-        trained = sum(seal.train is not None for seal in seals)
-        validated = sum(seal.validation is not None for seal in seals)
-        is_begun = trained and validated >= held_out.get(name, 1)
-        if manifest["end"] is None and not is_begun:
+        validated = sum(seal.validation is not None for seal in manifest.seals)
+        is_begun = manifest.tokens() and validated >= held_out.get(name, 1)
+        if manifest.end is None and not is_begun:
             return name
     return ""
 
@@ -291,7 +290,7 @@ def maker_of(c: Config, name: str, v: Vocabulary) -> Maker:
     files = files_of(c, pinned_of(c, name))
     folder = source_folder(c, name, v)
     read = drop_near_duplicates if c.near_duplicates == "drop" else documents
-    return Maker(prepared_of(c, name), v, folder, data_paths.SHARD_TOKENS, files, read=read)
+    return Maker(prepared_of(c, name), v, folder, data_paths.SHARD_TOKENS, files, read)
 
 
 def make_source(c: Config, name: str, v: Vocabulary) -> None:
@@ -303,12 +302,12 @@ def make_source(c: Config, name: str, v: Vocabulary) -> None:
     files = maker.pinned.files
     maker.progress = Progress(name, limit, [file.bytes for file in files], before).at
     with contextlib.closing(maker.files):
-        if maker.pinned.source.compressors and not maker.compressed_bpb:
-            maker.compressed_bpb = compressed_bpb(maker)  # written with the end
+        if maker.pinned.source.compressors and not maker.manifest.compressed_bpb:
+            maker.manifest.compressed_bpb = compressed_bpb(maker)  # written with the end
         for number in maker.absent():
             log.info("source %s: making shard %d again, which is not there", name, number)
             maker.remake(number)
-        if not is_enough(c, maker.pinned.source, maker.end, before):
+        if not is_enough(c, maker.pinned.source, maker.manifest.end, before):
             for _ in maker.make(limit):
                 pass
         # The limit may be reached in the middle of a file, with another one downloaded ahead.
@@ -319,13 +318,13 @@ def make_source(c: Config, name: str, v: Vocabulary) -> None:
     log.info(
         "source %s: %d documents, %.2fM training tokens; rows dropped: %s; %.1f s, %.2fM tokens/s",
         name,
-        sum(seal.documents for seal in maker.seals),
+        sum(seal.documents for seal in maker.manifest.seals),
         maker.tokens() / 1e6,
-        rows_dropped(maker.dropped.counts),
+        rows_dropped(maker.manifest.dropped),
         seconds,
         made / seconds / 1e6,
     )
-    for example in maker.dropped.examples:
+    for example in maker.manifest.dropped_examples:
         file = make_printable(example["file"])
         log.info("  dropped: %s, row %d: %s", file, example["row"] + 1, example["what"])
 
@@ -396,7 +395,7 @@ def prepare(c: Config, whole: bool = False) -> None:
     sources = open_sources(c, v)
     for name, shards in sources.items():
         tokens = (
-            f"data: {name} {shards.manifest['revision'][:12]}, "
+            f"data: {name} {shards.manifest.revision[:12]}, "
             f"{write_count(shards.total('train', 'tokens'))} tokens to train on, "
             f"{write_count(shards.total('validation', 'tokens'))} held out"
         )
@@ -406,7 +405,8 @@ def prepare(c: Config, whole: bool = False) -> None:
 
 def verify(c: Config) -> None:
     """Check size, header and hash of every shard of the mixture; all that is wrong is said."""
-    problems, v = list[str](), vocabulary(c)
+    problems: list[str] = []
+    v = vocabulary(c)
     for name in c.mixture:
         found = len(problems)
         try:
@@ -414,11 +414,11 @@ def verify(c: Config) -> None:
         except DataError as error:
             problems.append(str(error))
             continue
-        infos = [info for seal in shards.seals for info in seal.infos()]
+        infos = shards.manifest.infos()
         for info in infos:
             try:
-                shards.check_header(info)
-                shards.check_hash(info)
+                shards.check_file(info)
+                shards.verify(info)
             except DataError as error:
                 problems.append(str(error))
         if len(problems) == found:

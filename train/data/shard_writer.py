@@ -24,10 +24,10 @@ from train.data.document_index import index_path, write_index
 from train.data.manifest import (
     SPLITS,
     DataError,
+    Manifest,
     Seal,
     ShardInfo,
     make_anew,
-    manifest_of,
     read_manifest,
 )
 from train.data.shards import DTYPES, token_bytes, write_shard
@@ -44,7 +44,7 @@ EXAMPLES = 5  # of the rows dropped for each reason, that the manifest names
 
 
 class Drops:
-    """Rows left out: how many for each reason, and the first of them by name."""
+    """Rows left out one after another: how many for each reason, and the first of them by name."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -52,17 +52,10 @@ class Drops:
 
     def add(self, row: Dropped, file: str) -> None:
         self.counts[row.reason] += 1
-        self.add_example({"file": file, "row": row.at.row, "reason": row.reason, "what": row.what})
-
-    def add_example(self, example: dict[str, Any]) -> None:
-        reasons = [known["reason"] for known in self.examples]
-        if reasons.count(example["reason"]) < EXAMPLES:
-            self.examples.append(example)
-
-    def update(self, later: "Drops") -> None:
-        self.counts.update(later.counts)
-        for example in later.examples:
-            self.add_example(example)
+        if self.counts[row.reason] <= EXAMPLES:
+            self.examples.append(
+                {"file": file, "row": row.at.row, "reason": row.reason, "what": row.what}
+            )
 
 
 class Pending:
@@ -105,14 +98,12 @@ class Maker:
     Args:
         shard_tokens: a shard is sealed at the first end of a document past this, unless the folder has
             shards of another size.
-        progress: called for each document with the training tokens, the place in the source and the
-            bytes of its text.
         read: yields the rows of the source from a place on.
 
     Attributes:
-        next: the place in the source after what is sealed.
-        end: "all": the source has no more; "limit": there is enough of it; None: more is made.
-        dropped: rows left out before what is pending ends.
+        manifest: as it is in the folder; its dropped rows are those before what is pending ends.
+        progress: called for each document with the training tokens, the place in the source and the
+            bytes of its text.
     """
 
     def __init__(
@@ -122,40 +113,29 @@ class Maker:
         folder: Path,
         shard_tokens: int,
         files: Files,
-        progress: Callable[[int, Cursor, int], None] = lambda tokens, at, text_bytes: None,
         read: ReadRows = documents,
     ):
         self.pinned = pinned
         self.vocabulary = vocabulary
         self.folder = folder
-        self.shard_tokens = shard_tokens
         self.files = files
-        self.progress = progress
         self.read = read
+        self.progress: Callable[[int, Cursor, int], None] = lambda tokens, at, text_bytes: None
         self.pending = {split: Pending(vocabulary) for split in SPLITS}
-        self.seals: list[Seal] = []
-        self.next = Cursor(0, 0)
-        self.end: str | None = None
-        self.dropped = Drops()
-        self.compressed_bpb: dict[str, float] = {}
+        self.unsealed: Counter[str] = Counter()  # reason -> rows dropped since the last seal
+        self.rest = Drops()
+        self.path = folder / "manifest.json"
+        self.manifest = Manifest(
+            pinned.source.name, pinned.revision, pinned.key, vocabulary.sha256, shard_tokens
+        )
         folder.mkdir(parents=True, exist_ok=True)
-        self.take_up()
-
-    @property
-    def path(self) -> Path:
-        return self.folder / "manifest.json"
-
-    def take_up(self) -> None:
-        """Continue after what is sealed, and remove the files of what is not."""
         if self.path.is_file():
-            manifest, self.seals = read_manifest(self.folder)
-            self.next = Cursor(*manifest["next"])
-            self.end = manifest["end"]
-            self.dropped.counts.update(manifest["dropped"])
-            self.dropped.examples = manifest["dropped_examples"]
-            self.compressed_bpb = manifest["compressed_bpb"]
-            self.shard_tokens = manifest["shard_tokens"]
-        kept = self.paths_of(*(info for seal in self.seals for info in seal.infos()))
+            self.manifest = read_manifest(folder)
+        self.remove_unsealed()
+
+    def remove_unsealed(self) -> None:
+        """Remove the files of what is not sealed: an earlier process was killed."""
+        kept = self.paths_of(*self.manifest.infos())
         for pattern in ("*.bin*", "*.index*", f"{self.path.name}.tmp*"):
             for path in self.folder.glob(pattern):
                 if path not in kept:
@@ -170,49 +150,48 @@ class Maker:
 
     def tokens(self) -> int:
         """Return the training tokens, sealed or not."""
-        sealed = sum(seal.train.tokens for seal in self.seals if seal.train)
-        return sealed + self.pending["train"].tokens
+        return self.manifest.tokens() + self.pending["train"].tokens
 
     def make(self, limit: float) -> Iterator[Seal]:
         """Seal shard after shard, up to the document that reaches `limit` training tokens; yield each seal."""
-        if self.end == "limit" and self.tokens() < limit:
+        manifest = self.manifest
+        if manifest.end == "limit" and self.tokens() < limit:
             self.go_on()
-        if self.end is None and self.tokens() >= limit:  # it was lowered
-            self.end = "limit"
+        if manifest.end is None and self.tokens() >= limit:  # it was lowered
+            manifest.end = "limit"
             self.write_manifest()
-        if self.end is not None:
+        if manifest.end is not None:
             return
-        if self.seals:
+        if manifest.seals:
             log.info(
                 "source %s: going on behind %d documents in %d sealed shards",
-                self.pinned.source.name,
-                sum(seal.documents for seal in self.seals),
-                len(self.seals),
+                manifest.source,
+                sum(seal.documents for seal in manifest.seals),
+                len(manifest.seals),
             )
         sealed = self.tokens()
-        rest = Drops()
-        for document, drops, ids in self.encoded(self.next, rest):
+        for document, drops, ids in self.encoded(Cursor(*manifest.next)):
             text_bytes = self.add(document, ids)
-            self.dropped.update(drops)
+            self.drop(drops)
             pending = self.pending["train"].tokens
             made = sealed + pending
             self.progress(made, document.at, text_bytes)
             is_enough = made >= limit
-            if is_enough or pending >= self.shard_tokens:
+            if is_enough or pending >= manifest.shard_tokens:
                 after = Cursor(document.at.file, document.at.row + 1)
                 yield self.seal(after, "limit" if is_enough else None)
                 sealed = made
             if is_enough:
                 return
-        self.dropped.update(rest)
-        known = len(self.seals)
-        self.seal(Cursor(len(self.pinned.files), 0), "all")
-        yield from self.seals[known:]
+        self.drop(self.rest)
+        last = self.seal(Cursor(len(self.pinned.files), 0), "all")
+        if last.documents:
+            yield last
 
-    def encoded(self, at: Cursor, rest: Drops) -> Iterator[tuple[Document, Drops, np.ndarray]]:
+    def encoded(self, at: Cursor) -> Iterator[tuple[Document, Drops, np.ndarray]]:
         """Yield the documents from a place in the source on, with what was dropped before each, and their ids.
 
-        rest: gets what is dropped after the last.
+        `rest` has what was dropped after the last.
         """
         drawn: deque[tuple[Document, Drops]] = deque()
 
@@ -225,7 +204,7 @@ class Maker:
                 drawn.append((item, drops))
                 drops = Drops()
                 yield item.text
-            rest.update(drops)
+            self.rest = drops
 
         for ids in self.vocabulary.encode_all(texts()):
             yield *drawn.popleft(), ids
@@ -235,29 +214,43 @@ class Maker:
         split = "validation" if self.pinned.holds_out(document.name) else "train"
         return self.pending[split].add(document, ids)
 
+    def drop(self, drops: Drops) -> None:
+        """Count rows that were left out."""
+        self.unsealed.update(drops.counts)
+        for example in drops.examples:
+            reasons = [known["reason"] for known in self.manifest.dropped_examples]
+            if reasons.count(example["reason"]) < EXAMPLES:
+                self.manifest.dropped_examples.append(example)
+        for reason, count in drops.counts.items():
+            self.manifest.dropped[reason] = self.manifest.dropped.get(reason, 0) + count
+
     def seal(self, after: Cursor, end: str | None) -> Seal:
         """Write what is pending as one shard per split, and the manifest that knows them.
 
         after: where in the source the next seal begins.
         """
+        manifest = self.manifest
         infos = {}
         for split in SPLITS:
-            number = sum(getattr(seal, split) is not None for seal in self.seals)
+            number = sum(getattr(seal, split) is not None for seal in manifest.seals)
             infos[split] = self.write(split, f"{split}_{number:05d}.bin")
-        dropped = Counter(self.dropped.counts)
-        for seal in self.seals:
-            dropped.subtract(seal.dropped)
+        file, row = manifest.next
         seal = Seal(
-            begins=(self.next.file, self.next.row),
+            begins=(file, row),
             documents=sum(info.documents for info in infos.values() if info),
-            dropped=dict(+dropped),
+            dropped={
+                reason: self.unsealed[reason]
+                for reason in manifest.dropped
+                if self.unsealed[reason]
+            },
             train=infos["train"],
             validation=infos["validation"],
         )
-        self.next = after
-        self.end = end
+        manifest.next = after
+        manifest.end = end
         if seal.documents:
-            self.seals.append(seal)
+            manifest.seals.append(seal)
+        self.unsealed.clear()
         self.write_manifest()
         return seal
 
@@ -281,37 +274,25 @@ class Maker:
         return info
 
     def write_manifest(self) -> None:
-        content = manifest_of(
-            self.seals,
-            source=self.pinned.source.name,
-            revision=self.pinned.revision,
-            key=self.pinned.key,
-            tokenizer_sha256=self.vocabulary.sha256,
-            shard_tokens=self.shard_tokens,
-            end=self.end,
-            next=self.next,
-            dropped=self.dropped.counts,
-            dropped_examples=self.dropped.examples,
-            compressed_bpb=self.compressed_bpb,
-        )
-        write_whole(self.path, content)
+        write_whole(self.path, self.manifest.text())
 
     def go_on(self) -> None:
         """The limit was raised: make a last shard that it cut short again, as if it had not been there."""
-        self.end = None
-        if not self.seals:
+        manifest = self.manifest
+        manifest.end = None
+        if not manifest.seals:
             return
-        last = self.seals[-1]
-        if last.train and last.train.tokens >= self.shard_tokens:
+        last = manifest.seals[-1]
+        if last.train and last.train.tokens >= manifest.shard_tokens:
             return
-        self.seals.pop()
-        self.next = Cursor(*last.begins)
-        self.dropped.counts = self.dropped.counts - Counter(last.dropped)
+        manifest.seals.pop()
+        manifest.next = last.begins
+        manifest.dropped = dict(Counter(manifest.dropped) - Counter(last.dropped))
         numbers = {file.name: number for number, file in enumerate(self.pinned.files)}
-        self.dropped.examples = [
+        manifest.dropped_examples = [
             example
-            for example in self.dropped.examples
-            if (numbers[example["file"]], example["row"]) < self.next
+            for example in manifest.dropped_examples
+            if (numbers[example["file"]], example["row"]) < last.begins
         ]
         self.write_manifest()
         self.remove(*last.infos())
@@ -326,7 +307,7 @@ class Maker:
     def absent(self) -> list[int]:
         """Return the seals of which a shard is not there."""
         missing = []
-        for number, seal in enumerate(self.seals):
+        for number, seal in enumerate(self.manifest.seals):
             if not all((self.folder / info.file).is_file() for info in seal.infos()):
                 missing.append(number)
         return missing
@@ -336,28 +317,22 @@ class Maker:
 
         Raises DataError where one does not come out as it was; then it is not there.
         """
-        seal = self.seals[number]
-        encoded = self.encoded(Cursor(*seal.begins), Drops())
+        seal = self.manifest.seals[number]
+        encoded = self.encoded(Cursor(*seal.begins))
         for document, _, ids in itertools.islice(encoded, seal.documents):
             text_bytes = self.add(document, ids)
             self.progress(self.tokens(), document.at, text_bytes)
         self.files.done(document.at.file)
-        for split in SPLITS:
-            info: ShardInfo | None = getattr(seal, split)
-            if info and not (self.folder / info.file).is_file():
-                self.remake_shard(split, info)
+        for split, info in (("train", seal.train), ("validation", seal.validation)):
+            is_gone = info and not (self.folder / info.file).is_file()
+            if info and is_gone and self.write(split, info.file) != info:
+                self.remove(info)
+                raise DataError(
+                    f"{self.folder}: {info.file} does not come out as it was when it is made again "
+                    f"(revision {self.pinned.revision}, tokenizer {self.vocabulary.sha256[:12]}); "
+                    f"{make_anew(self.folder)}"
+                )
             self.pending[split].clear()
-
-    def remake_shard(self, split: str, info: ShardInfo) -> None:
-        """Write what is pending of a split, which must be this shard. Raises DataError."""
-        if self.write(split, info.file) == info:
-            return
-        self.remove(info)
-        raise DataError(
-            f"{self.folder}: {info.file} does not come out as it was when it is made again "
-            f"(revision {self.pinned.revision}, tokenizer {self.vocabulary.sha256[:12]}); "
-            f"{make_anew(self.folder)}"
-        )
 
 
 def rows_dropped(counts: dict[str, int]) -> str:

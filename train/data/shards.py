@@ -16,17 +16,16 @@ written to the file since (OpenShard).
 import os
 import struct
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import xxhash
 
 from record.durable import open_whole
 from train.data.data_paths import token_bytes
-from train.data.manifest import SPLITS, DataError, Seal, ShardInfo, make_anew, read_manifest
+from train.data.manifest import SPLITS, DataError, Manifest, ShardInfo, make_anew, read_manifest
 
 MAGIC = b"PTTOKENS"
 # magic, format, bytes per token, tokens, documents, SHA-256 of the tokenizer, source
@@ -105,31 +104,45 @@ class OpenShard:
     It is read and not mapped: a process that maps a file ends with SIGBUS if somebody cuts it short.
 
     Attributes:
-        stamp: of the file when its hash was verified.
+        stamp: of the file when its hash was verified; None before.
+        check: verifies the hash in a thread, before the first read.
         read_s: Unix time of the last read.
     """
 
-    def __init__(self, folder: Path, info: ShardInfo, stamp: Stamp):
-        """Open a shard. Raises DataError."""
+    check: Future[None]
+
+    def __init__(self, folder: Path, info: ShardInfo):
         self.path = folder / info.file
         self.info = info
-        self.stamp = stamp
+        self.stamp: Stamp | None = None
         self.dtype = dtype_of(info)
         self.read_s = 0.0
         self.file = -1
+
+    def open(self, pool: ThreadPoolExecutor) -> None:
+        """Open the file if it is closed, and have it verified if it is not the one that was. Raises DataError."""
+        if self.file >= 0:
+            return
         try:
             self.file = os.open(self.path, os.O_RDONLY)
         except OSError as error:
             raise unreadable(self.path, error) from None
+        if stamp_of(os.fstat(self.file)) != self.stamp:
+            self.stamp = None
+            self.check = pool.submit(self.verify)
 
-    def __del__(self) -> None:
+    def close(self) -> None:
         if self.file >= 0:
             os.close(self.file)
+            self.file = -1
+
+    __del__ = close
 
     def read(self, spans: Sequence[tuple[int, int]]) -> list[np.ndarray]:
         """Return the tokens of each span, from its begin up to its end. Raises DataError."""
         width = self.dtype.itemsize
         try:
+            self.check.result()
             while True:
                 found = []
                 for begin, end in spans:
@@ -140,38 +153,35 @@ class OpenShard:
                 if stamp_of(os.fstat(self.file)) == self.stamp:
                     self.read_s = time.time()
                     return found
-                self.verify_again()
+                self.wait_until_still()
+                self.verify()
         except OSError as error:
             raise unreadable(self.path, error) from None
 
-    def verify_again(self) -> None:
-        """Verify a file that somebody has written to. The same bytes again are harmless. Raises DataError."""
-        stamp = self.wait_until_still()
+    def verify(self) -> None:
+        """Compare the hash. The same bytes, written again, are harmless. Raises DataError, OSError."""
+        stamp = stamp_of(os.fstat(self.file))
         digest = hash_file(self.file)
         if digest == self.info.xxh3:
             self.stamp = stamp
             return
+        what = "was overwritten while the run read it" if self.stamp else "damaged"
         error = DataError(
-            f"{self.path}: was overwritten while the run read it: it has {stamp[1]} bytes and the "
-            f"hash {digest}, and the manifest says {self.info.bytes} and {self.info.xxh3}; "
-            f"{remake(self.path)}"
+            f"{self.path}: {what}: it has {stamp[1]} bytes and the hash {digest}, and the manifest says "
+            f"{self.info.bytes} and {self.info.xxh3}; {remake(self.path)}"
         )
         changed_s = stamp[3] / 1e9
         if changed_s < self.read_s - TICK_S:  # on a network disk, which shows a change late
             error.changed_s = changed_s
         raise error
 
-    def wait_until_still(self) -> Stamp:
-        """Wait while somebody writes to the file, but not for ever. Returns its stamp."""
-        stamp = stamp_of(os.fstat(self.file))
+    def wait_until_still(self) -> None:
+        """Wait while somebody writes to the file, but not for ever."""
+        stamp = None
         deadline = time.monotonic() + LONGEST_WRITE_S
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and stamp != (now := stamp_of(os.fstat(self.file))):
+            stamp = now
             time.sleep(STILL_S)
-            before = stamp
-            stamp = stamp_of(os.fstat(self.file))
-            if stamp == before:
-                break
-        return stamp
 
 
 def remake(path: Path) -> str:
@@ -185,9 +195,9 @@ class ShardSet:
     Args:
         partial: training shards may be absent, and more may come (refresh). Otherwise the manifest
             must have its end.
-        check: look at every file's size and header on opening.
+        check: look at every file's size and first bytes on opening.
 
-    Raises DataError on opening if a file is missing, truncated, foreign or of another tokenizer.
+    Raises DataError on opening if a file is missing, truncated or foreign.
     """
 
     def __init__(self, folder: Path, partial: bool = False, check: bool = True):
@@ -195,12 +205,9 @@ class ShardSet:
         self.partial = partial
         self.check = check
         self.shards: dict[str, list[ShardInfo]] = {split: [] for split in SPLITS}
-        self.manifest: dict[str, Any] = {}
-        self.seals: list[Seal] = []
-        self.tokenizer_sha256 = ""
+        self.manifest = Manifest("", "", "", "", 0)
         self._manifest_stamp: Stamp | None = None
-        self._open: dict[tuple[str, int], OpenShard] = {}
-        self._checks: dict[tuple[str, int], tuple[Stamp, Future[None]]] = {}
+        self._opened: dict[tuple[str, int], OpenShard] = {}
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="hash")  # starts no thread yet
         self.refresh()
 
@@ -215,153 +222,124 @@ class ShardSet:
             stamp = stamp_of(path.stat())
             if stamp == self._manifest_stamp:
                 return False
-            manifest, seals = read_manifest(self.folder)
+            manifest = read_manifest(self.folder)
         except FileNotFoundError:
             raise DataError(
                 f"{path}: there is no such file; prepare the data with: make data"
             ) from None
-        known = len(self.seals)
-        if seals[:known] != self.seals:
+        seals = manifest.seals
+        known = len(self.manifest.seals)
+        if seals[:known] != self.manifest.seals:
             raise DataError(
                 f"{path}: shards that were there have changed while they were in use; "
                 f"{make_anew(self.folder)}"
             )
-        if not self.partial and manifest["end"] is None:
+        if not self.partial and manifest.end is None:
             raise DataError(
                 f"{self.folder}: is not finished; go on with: make data, or set DATA_STREAM=1"
             )
-        self.tokenizer_sha256 = manifest["tokenizer_sha256"]
         if self.check:
             for seal in seals[known:]:
                 for info in seal.infos():
-                    self.check_header(info, may_be_absent=self.partial and info is seal.train)
-        has_grown = len(seals) > known or manifest["end"] != self.manifest.get("end")
+                    self.check_file(info, may_be_absent=self.partial and info is seal.train)
+        has_grown = len(seals) > known or manifest.end != self.manifest.end
         self.shards = {
             "train": [seal.train for seal in seals if seal.train],
             "validation": [seal.validation for seal in seals if seal.validation],
         }
         self.manifest = manifest
-        self.seals = seals
         self._manifest_stamp = stamp
         return has_grown
 
     @property
     def ended(self) -> bool:
         """Whether no more shards will come: the source has no more, or its limit is reached."""
-        return self.manifest["end"] is not None
+        return self.manifest.end is not None
 
     @property
     def key(self) -> str:
         """All that decides which tokens come in which order: source, revision, tokenizer, size of a shard."""
         facts = self.manifest
-        return f"{facts['source']} {facts['key']} {self.tokenizer_sha256} {facts['shard_tokens']}"
+        return f"{facts.source} {facts.key} {facts.tokenizer_sha256} {facts.shard_tokens}"
 
-    def check_header(self, info: ShardInfo, may_be_absent: bool = False) -> None:
-        """Check size, magic and the facts that the header repeats. Raises DataError."""
+    def check_file(self, info: ShardInfo, may_be_absent: bool = False) -> None:
+        """Check the size and the first bytes, which tell what a wrong file is. Raises DataError."""
         path = self.folder / info.file
         try:
             with open(path, "rb") as file:
-                head = file.read(HEADER_BYTES)
+                head = file.read(20)
                 size = os.fstat(file.fileno()).st_size
         except OSError as error:
             if may_be_absent and isinstance(error, FileNotFoundError):
                 return
             raise unreadable(path, error) from None
+        problem = ""
         if head[:8] != MAGIC:
             page = "; it looks like an error page" if head.lstrip()[:1] == b"<" else ""
-            problem = f"not a token shard ({size} bytes, starts with {head[:20]!r}{page})"
+            problem = f"not a token shard ({size} bytes, starts with {head!r}{page})"
+        elif size != info.bytes:
+            problem = f"{size} bytes, but the manifest says {info.bytes}"
+        if problem:
             raise DataError(f"{path}: {problem}; {remake(path)}")
-        if size != info.bytes:
-            raise DataError(
-                f"{path}: {size} bytes, but the manifest says {info.bytes}; {remake(path)}"
-            )
-        _, layout, width, tokens, documents, tokenizer, _ = HEADER.unpack(head[: HEADER.size])
-        facts = (layout, width * tokens + HEADER_BYTES, tokens, documents, tokenizer.hex())
-        if facts != (FORMAT, size, info.tokens, info.documents, self.tokenizer_sha256):
-            raise DataError(
-                f"{path}: header says format {layout}, {tokens} tokens of {width} bytes, {documents} "
-                f"documents, tokenizer {tokenizer.hex()[:12]}, but the manifest says {info.tokens} tokens, "
-                f"{info.documents} documents, tokenizer {self.tokenizer_sha256[:12]}; {remake(path)}"
-            )
 
     def check_vocabulary(self, tokenizer_sha256: str, vocab_size: int) -> None:
         """Raise DataError unless the shards are of this tokenizer and every id has a row in the embedding."""
-        if self.tokenizer_sha256 != tokenizer_sha256:
+        theirs = self.manifest.tokenizer_sha256
+        if theirs != tokenizer_sha256:
             raise DataError(
-                f"{self.folder}: the shards are of tokenizer {self.tokenizer_sha256[:12]}, but TOKENIZER "
+                f"{self.folder}: the shards are of tokenizer {theirs[:12]}, but TOKENIZER "
                 f"gives {tokenizer_sha256[:12]}; choose that tokenizer, or {make_anew(self.folder)}"
             )
-        for seal in self.seals:
-            for info in seal.infos():
-                if info.max_id >= vocab_size:
-                    raise DataError(
-                        f"{self.folder / info.file}: holds token id {info.max_id}, but VOCAB_SIZE="
-                        f"{vocab_size}; set VOCAB_SIZE to at least {info.max_id + 1}"
-                    )
+        for info in self.manifest.infos():
+            if info.max_id >= vocab_size:
+                raise DataError(
+                    f"{self.folder / info.file}: holds token id {info.max_id}, but VOCAB_SIZE="
+                    f"{vocab_size}; set VOCAB_SIZE to at least {info.max_id + 1}"
+                )
 
     # ---- Reading
+
+    def open(self, split: str, shard: int) -> OpenShard:
+        """Open a shard, and have a thread verify its hash unless it has. Raises DataError."""
+        key = (split, shard)
+        if key not in self._opened:
+            self._opened[key] = OpenShard(self.folder, self.shards[split][shard])
+        self._opened[key].open(self._pool)
+        return self._opened[key]
+
+    def verify(self, info: ShardInfo) -> None:
+        """Raise DataError if the file's bytes are not those that were written."""
+        shard = OpenShard(self.folder, info)
+        shard.open(self._pool)
+        shard.read([])
 
     def read(self, split: str, shard: int, spans: Sequence[tuple[int, int]]) -> list[np.ndarray]:
         """Return the (end - begin,) tokens of each span of a shard, fewer at the shard's end.
 
         Raises DataError unless they are those whose hash was found right.
         """
-        key = (split, shard)
-        if key not in self._open:
-            stamp = self.verified(split, shard)
-            self._open[key] = OpenShard(self.folder, self.shards[split][shard], stamp)
-        return self._open[key].read(spans)
+        return self.open(split, shard).read(spans)
 
     def tokens(self, split: str, shard: int) -> np.ndarray:
         """Return all tokens of a shard: (n_tokens,). Raises DataError."""
         (ids,) = self.read(split, shard, [(0, self.shards[split][shard].tokens)])
         return ids
 
-    def verified(self, split: str, shard: int) -> Stamp:
-        """Wait until the hash of a shard is found right. Returns the stamp that the file had. Raises DataError."""
-        self.check_soon(split, shard).result()
-        return self._checks[split, shard][0]
-
-    def check_soon(self, split: str, shard: int) -> "Future[None]":
-        """Have a thread check the hash of a file, unless it has. The result raises what is wrong."""
-        key = (split, shard)
-        info = self.shards[split][shard]
-        path = self.folder / info.file
-        try:
-            stamp = stamp_of(path.stat())
-        except OSError as error:
-            missing: Future[None] = Future()
-            missing.set_exception(unreadable(path, error))
-            return missing
-        # One that was deleted and made again is checked again.
-        if key not in self._checks or self._checks[key][0] != stamp:
-            self._checks[key] = (stamp, self._pool.submit(self.check_hash, info))
-        return self._checks[key][1]
-
     def is_there(self, shard: int) -> bool:
         """Return whether the file of a training shard exists: DATA_CACHE_GB deletes those that are used up."""
         return (self.folder / self.shards["train"][shard].file).is_file()
 
-    def keep_open(self, shards: Iterable[int]) -> None:
-        """Close all training shards but these: a deleted file takes its space as long as it is open."""
-        kept = {("train", shard) for shard in shards}
-        for key in list(self._open):
-            if key[0] == "train" and key not in kept:
-                del self._open[key]
+    def keep_open(self, shards: Sequence[int]) -> None:
+        """Open those of these training shards that are there, in this order, and close all others.
 
-    def check_hash(self, info: ShardInfo) -> None:
-        """Raise DataError if the file's bytes are not those that were written."""
-        path = self.folder / info.file
-        try:
-            with open(path, "rb") as file:
-                digest = hash_file(file.fileno())
-        except OSError as error:
-            raise unreadable(path, error) from None
-        if digest != info.xxh3:
-            raise DataError(
-                f"{path}: damaged, its hash is {digest} and the manifest says {info.xxh3}; "
-                f"{remake(path)}"
-            )
+        A deleted file takes its space as long as it is open.
+        """
+        for (split, shard), opened in self._opened.items():
+            if split == "train" and shard not in shards:
+                opened.close()
+        for shard in shards:
+            if self.is_there(shard):
+                self.open("train", shard)
 
     def windows(self, split: str, seq_len: int) -> list[int]:
         """Return ShardInfo.windows of each shard."""

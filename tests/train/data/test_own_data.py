@@ -86,7 +86,7 @@ def test_a_folder_of_text_becomes_shards_with_some_held_out(tmp_path: Path, make
     total = sum(path.stat().st_size for path in texts.iterdir())
     held_out = shards.total("validation", "text_bytes")
     assert shards.total("train", "text_bytes") + held_out == total
-    assert 0 < held_out < total / 5 and shards.manifest["source"] == "notes"
+    assert 0 < held_out < total / 5 and shards.manifest.source == "notes"
     assert not (ROOT / "sources" / "notes.toml").exists()
 
 

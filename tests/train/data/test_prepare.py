@@ -1,21 +1,21 @@
-"""train/data/prepare.py: the right sources to the right limit, by one tokenizer, and what is there left alone."""
+"""train/data/prepare.py: the right sources to the right limit, by one tokenizer; what streams, and what is refused."""
 
 import dataclasses
 import itertools
 import json
 import logging
-import math
 import random
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
 
 import pytest
 
 from settings.config import Config
 from train.data import data_paths, prepare, shard_writer
-from train.data.manifest import DataError
+from train.data.manifest import SPLITS, DataError
 from train.data.shards import ShardSet
 from train.data.sources import pin
 from train.data.sources.source import is_validation
@@ -142,111 +142,65 @@ def stored_texts(c: Config, split: str, name: str = "papers") -> list[str]:
 
 def settings(monkeypatch: pytest.MonkeyPatch, c: Config) -> None:
     """The same in the environment."""
-    for name in (
-        "DATA_MIX",
-        "DATA_DIR",
-        "VOCAB_SIZE",
-        "TOKENIZER",
-        "TRAIN_TOKENS",
-        "WARMUP_TOKENS",
-        "SEQ_LEN",
-        "BATCH_TOKENS",
-        "MICRO_BATCH_SIZE",
-    ):
+    names = "DATA_MIX DATA_DIR VOCAB_SIZE TOKENIZER TRAIN_TOKENS WARMUP_TOKENS SEQ_LEN BATCH_TOKENS"
+    for name in (*names.split(), "MICRO_BATCH_SIZE"):
         monkeypatch.setenv(name, str(getattr(c, name.lower())))
 
 
-def test_a_mixture_is_prepared_by_source_with_one_tokenizer(config: Config) -> None:
+@pytest.mark.fault(28)
+def test_a_mixture_is_prepared_by_source_with_one_tokenizer(
+    config: Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     declare_papers(config, "notes", seed=13, validation_fraction=0.3)
     c = dataclasses.replace(config, data_mix="papers:3,notes:1")
     prepare.prepare(c)
     v = prepare.vocabulary(c)
-    assert list(prepare.open_sources(c, v)) == ["papers", "notes"]
-    assert v.size == 300
+    assert list(prepare.open_sources(c, v)) == ["papers", "notes"] and v.size == 300
     for name, seed in (("papers", 11), ("notes", 13)):
         source, shards = prepare.source_of(c, name), opened(c, name)
-        assert (
-            shards.folder
-            == Path(c.data_dir) / name / prepare.pinned_of(c, name).key / v.sha256[:12]
-        )
-        for split in ("train", "validation"):
+        key = prepare.pinned_of(c, name).key
+        assert shards.folder == Path(c.data_dir) / name / key / v.sha256[:12]
+        for split in SPLITS:
             expected = [
                 d.text
                 for d in documents(seed=seed)
                 if d.text and is_validation(source, d.name) == (split == "validation")
             ]
             assert len(expected) > 5 and stored_texts(c, split, name) == expected
-
-
-@pytest.mark.fault(28)
-def test_the_manifest_counts_documents_and_those_without_text_and_the_end_says_so(
-    config: Config, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    prepare.prepare(config)
-    manifest = opened(config).manifest
-    assert (manifest["source"], manifest["end"]) == ("papers", "all")
-    assert manifest["documents"] == 60 - len(EMPTY) and manifest["dropped"] == {"null": len(EMPTY)}
-    assert any(
-        f"source papers: {60 - len(EMPTY)} documents" in said and "rows dropped: 2 null" in said
-        for said in caplog.messages
-    )
-    papers = Path(config.data_dir).parent / "papers"
-    assert [said for said in caplog.messages if said.startswith("  dropped:")] == [
-        f"  dropped: {papers}/a.jsonl, row 6: column 'text' is null",
-        f"  dropped: {papers}/b.jsonl, row 7: column 'text' is null",
-    ]
-
-
-def test_the_limit_of_a_source_is_its_share(tmp_path: Path) -> None:
-    c = dataclasses.replace(Config(), data_mix="fineweb-edu:2,python-stdlib:1", train_tokens=1000)
-
-    def limits(**changes: int) -> list[float]:
-        changed = dataclasses.replace(c, **changes)
-        return [
-            prepare.token_limit(changed, prepare.source_of(changed, name))
-            for name in changed.mixture
-        ]
-
-    assert limits() == [667, math.inf]  # of TRAIN_TOKENS on the hub; what is here is taken whole
-    assert limits(train_tokens=10**12) == [math.ceil(2 * 10**12 / 3), math.inf]
+        folder = Path(config.data_dir).parent / name
+        for line in (
+            f"  dropped: {folder}/a.jsonl, row 6: column 'text' is null",
+            f"  dropped: {folder}/b.jsonl, row 7: column 'text' is null",
+        ):
+            assert line in caplog.messages
+        assert f"source {name}: 58 documents" in caplog.text
+    assert caplog.text.count("rows dropped: 2 null") == 2
 
 
 def test_sources_on_the_hub_are_made_up_to_the_horizon_and_local_ones_whole(web: Config) -> None:
-    prepare.prepare(web, whole=True)
-    longest = max(len(prepare.vocabulary(web).encode(d.text)) for d in documents(seed=12)) + 1
-    assert 3000 <= opened(web, "web").total("train", "tokens") < 3000 + longest
-    assert opened(web, "papers").manifest["end"] == "all"
-    assert opened(web, "papers").total("train", "tokens") > 4000
-    assert not list(Path(web.data_dir).rglob("train.jsonl"))  # of which the rest is of no use
-
-
-def test_what_is_made_of_the_hub_may_be_raised(web: Config) -> None:
     longest = 200
     for total in (2400, 4000):
         c = dataclasses.replace(web, train_tokens=total)
         declare_hub(c, "web")  # its file, too, which is deleted once it is read
         prepare.prepare(c, whole=True)
-        made = opened(c, "web").total("train", "tokens")
-        assert 0.75 * total <= made < 0.75 * total + longest
+        assert 0.75 * total <= opened(c, "web").total("train", "tokens") < 0.75 * total + longest
+        assert opened(c, "papers").manifest.end == "all"
+        assert not list(Path(web.data_dir).rglob("train.jsonl"))  # of which the rest is of no use
     more = dataclasses.replace(web, train_tokens=6000)
-    with pytest.raises(
-        DataError, match=r"web/.*: holds \d+ training tokens and 4500 are asked for; run: make data"
-    ):
+    words = r"web/.*: holds \d+ training tokens and 4500 are asked for; run: make data"
+    with pytest.raises(DataError, match=words):
         opened(more, "web")
 
 
 def test_a_local_source_that_an_earlier_version_made_a_part_of_stays_as_it_is(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prepare, "token_limit", lambda c, s: 2000)
-    prepare.prepare(config)
-    monkeypatch.undo()
-    monkeypatch.setattr(data_paths, "source_folders", lambda c: [sources_of(config)])
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare, "token_limit", lambda c, s: 2000)
+        prepare.prepare(config)
     before = content(config)
-    assert opened(config).manifest["end"] == "limit" and before
-    prepare.prepare(config, whole=True)
-    assert content(config) == before
+    assert opened(config).manifest.end == "limit"
     next(opened(config).folder.glob("train_*.bin")).unlink()
     prepare.prepare(config, whole=True)
     assert content(config) == before
@@ -255,10 +209,6 @@ def test_a_local_source_that_an_earlier_version_made_a_part_of_stays_as_it_is(
 def test_what_is_there_is_left_alone(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     prepare.prepare(config)
     before = content(config)
-
-    def refuse(*_: object, **__: object) -> None:
-        raise AssertionError("nothing was to be made")
-
     for module, name in (
         (shard_writer, "write_shard"),
         (shard_writer, "write_whole"),
@@ -267,7 +217,7 @@ def test_what_is_there_is_left_alone(config: Config, monkeypatch: pytest.MonkeyP
         (prepare, "documents"),
         (pin, "digest_of"),
     ):
-        monkeypatch.setattr(module, name, refuse)
+        monkeypatch.setattr(module, name, lambda *_, **__: pytest.fail("nothing was to be made"))
     prepare.prepare(config)
     prepare.prepare(config, whole=True)
     assert content(config) == before
@@ -276,10 +226,9 @@ def test_what_is_there_is_left_alone(config: Config, monkeypatch: pytest.MonkeyP
 def test_the_tokenizer_sees_training_text_only_by_weight(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (Path(config.data_dir).parent / "x.jsonl").write_text(
-        "".join(json.dumps({"id": f"f{i}", "text": "x" * 100}) + "\n" for i in range(1000))
-    )
-    declare(config, "long", files=[str(Path(config.data_dir).parent / "x.jsonl")])
+    path = Path(config.data_dir).parent / "x.jsonl"
+    path.write_text(lines([Paper(f"f{i}", "x" * 100) for i in range(1000) if i not in EMPTY]))
+    declare(config, "long", files=[str(path)])
     monkeypatch.setattr(prepare, "TOKENIZER_TEXT_BYTES", 8000)
     c = dataclasses.replace(config, data_mix="papers:1,long:3")
     for name in c.mixture:
@@ -289,20 +238,14 @@ def test_the_tokenizer_sees_training_text_only_by_weight(
     train = [d.text for d in documents() if d.text and not is_validation(source, d.name)]
     papers = [text for text in texts if "x" not in text]
     assert papers == train[: len(papers)]
-    assert (
-        sum(map(len, papers[:-1])) < 2000 <= sum(map(len, papers))
-    )  # the document that reaches the share is whole
+    # The document that reaches the share is whole.
+    assert sum(map(len, papers[:-1])) < 2000 <= sum(map(len, papers))
     assert texts[len(papers) :] == ["x" * 100] * 60
 
 
-@pytest.mark.parametrize(
-    ("name", "command"), [("gzip -9", ["gzip", "-9", "-n"]), ("xz -9", ["xz", "-9"])]
-)
-def test_bits_per_byte_of_a_compressor_are_those_of_its_command(
-    config: Config, monkeypatch: pytest.MonkeyPatch, name: str, command: list[str]
+def test_bits_per_byte_of_compressors_are_those_of_their_commands(
+    config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not shutil.which(command[0]):
-        pytest.skip(f"no {command[0]} on this machine")
     path = Path(config.data_dir).parent / "many.jsonl"
     path.write_text(lines(documents(2000)))
     declare(config, "many", files=[str(path)], compressors=True)
@@ -311,7 +254,158 @@ def test_bits_per_byte_of_a_compressor_are_those_of_its_command(
     prepare.prepare(c)
     source = prepare.source_of(c, "many")
     held_out = "".join(d.text for d in documents(2000) if is_validation(source, d.name)).encode()
-    compressed = subprocess.run(command, input=held_out, capture_output=True, check=True).stdout
-    got = opened(c, "many").manifest["compressed_bpb"]
-    assert set(got) == {"gzip -9", "xz -9"}
-    assert got[name] == pytest.approx(8 * len(compressed) / len(held_out), rel=0.01)
+    found = opened(c, "many").manifest.compressed_bpb
+    assert list(found) == ["gzip -9", "xz -9"]
+    for name, bpb in found.items():
+        if shutil.which(name.split()[0]):
+            done = subprocess.run(name.split(), input=held_out, capture_output=True, check=True)
+            assert bpb == pytest.approx(8 * len(done.stdout) / len(held_out), rel=0.01)
+
+
+# ---- What is made, and what streams
+
+
+def streams(c: Config) -> list[bool]:
+    """With DATA_STREAM=auto, 0 and 1."""
+    v = prepare.vocabulary(c)
+    return [
+        prepare.streams(dataclasses.replace(c, data_stream=how), v) for how in ("auto", "0", "1")
+    ]
+
+
+def finished(c: Config) -> list[str]:
+    return [name for name in c.mixture if prepare.is_finished(c, name, prepare.vocabulary(c))]
+
+
+def test_what_is_on_the_hub_and_has_no_shards_streams(web: Config) -> None:
+    pin.pin(prepare.source_of(web, "papers"), Path(web.data_dir) / "papers")
+    local = dataclasses.replace(web, data_mix="papers:1")
+    assert (streams(web), streams(local)) == ([True, False, True], [False, False, True])
+    prepare.prepare(local)
+    assert finished(web) == ["papers"]
+    assert (streams(web), streams(local)) == ([True, False, True], [False] * 3)
+    prepare.prepare(web, whole=True)
+    assert finished(web) == ["web", "papers"] and streams(web) == [False] * 3
+
+
+def test_a_source_is_finished_when_its_limit_is_reached_and_every_file_is_there(
+    web: Config,
+) -> None:
+    prepare.prepare(web, whole=True)
+    folder = opened(web, "web").folder
+    assert "web" in finished(dataclasses.replace(web, train_tokens=3900))
+    assert finished(dataclasses.replace(web, train_tokens=6000)) == ["papers"]
+    for name in ("train_00001.bin", "validation_00000.bin"):
+        (folder / name).rename(folder / "away")
+        assert finished(web) == ["papers"] and streams(web)[0]
+        (folder / "away").rename(folder / name)
+    path = folder / "manifest.json"
+    path.write_text(path.read_text().replace('"end": "limit"', '"end": null'))
+    assert finished(web) == ["papers"]
+    path.write_text("<html>")  # opening it says what is wrong
+    assert finished(web) == ["web", "papers"]
+    with pytest.raises(DataError, match=r"manifest\.json: not a manifest .*make data"):
+        prepare.prepare(web, whole=True)
+
+
+def test_other_nodes_than_the_first_make_nothing_and_ask_no_hub(
+    web: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.rmtree(web.data_dir)
+    other = dataclasses.replace(web, nodes=2, node_rank=1, master_addr="a")
+    for name in ("pin", "vocabulary", "make_source", "source_of"):
+        monkeypatch.setattr(prepare, name, lambda *_, **__: pytest.fail("not the first node"))
+    for whole in (False, True):
+        prepare.prepare(other, whole=whole)
+    assert content(other) == {}
+
+
+@pytest.mark.parametrize(("argv", "made"), [([], set()), (["data"], {"web", "papers"})])
+def test_make_train_leaves_to_the_stream_what_make_data_makes(
+    web: Config,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    argv: list[str],
+    made: set[str],
+) -> None:
+    settings(monkeypatch, web)
+    caplog.set_level(logging.INFO)
+    assert prepare.main(argv) == 0
+    assert {path.parts[-4] for path in Path(web.data_dir).rglob("train_*.bin")} == made
+    assert ("web, papers will be streamed while the run trains" in caplog.text) is not made
+
+
+def test_a_run_that_streams_has_not_begun_until_each_source_has_both_splits(web: Config) -> None:
+    prepare.prepare(web)  # the pins
+    v = prepare.vocabulary(web)
+    assert prepare.not_begun(web, v, {}) == "web"
+    sealed = []
+    maker = prepare.maker_of(web, "web", v)
+    for seal in maker.make(3000):
+        sealed.append(seal)
+        validated = sum(seal.validation is not None for seal in sealed)
+        assert prepare.not_begun(web, v, {}) == ("papers" if validated else "web")
+        more = prepare.not_begun(web, v, {"web": validated + 1})
+        assert more == ("papers" if maker.manifest.end else "web")
+    assert len(sealed) > 2
+    prepare.prepare(dataclasses.replace(web, data_mix="papers:1"))
+    assert prepare.not_begun(web, v, {}) == ""
+
+
+# ---- Repetition
+
+
+class Repeats:
+    """Sources of sequences of 100 tokens, from which a run takes 10,000."""
+
+    def __init__(self, config: Config):
+        self.config = dataclasses.replace(
+            config, seq_len=100, batch_tokens=1000, train_tokens=1_000_000
+        )
+
+    def refusal(self, mix: str, ended: bool = True, begun: bool = False, **windows: int) -> str:
+        c = dataclasses.replace(self.config, data_mix=mix)
+        sources = {
+            name: SimpleNamespace(ended=ended, windows=lambda split, seq_len, n=n: [n])
+            for name, n in windows.items()
+        }
+        try:
+            prepare.refuse_repetition(c, cast(Any, sources), begun)
+        except DataError as error:
+            return str(error)
+        return ""
+
+
+@pytest.mark.parametrize(
+    ("windows", "outcome"), [(2564, ""), (2439, "warned"), (629, "warned"), (621, "refused")]
+)
+def test_text_that_is_repeated_often_is_warned_of_and_then_refused(
+    caplog: pytest.LogCaptureFixture, config: Config, windows: int, outcome: str
+) -> None:
+    """Beyond 4 times, and beyond 16; max_epochs moves the second."""
+    run = Repeats(config)
+    what = (
+        f"papers is repeated {10_000 / windows:,.1f} times: 1,000,000 tokens are wanted, "
+        f"and it has {100 * windows:,}"
+    )
+    said = run.refusal("papers:1", papers=windows)
+    assert said.startswith(what) is (outcome == "refused")
+    assert said.endswith("sources/papers.toml") is (outcome == "refused")
+    assert (what in caplog.text) is (outcome == "warned")
+    caplog.clear()
+    assert run.refusal("papers:1", begun=True, papers=windows) == ""
+    assert (what in caplog.text) is bool(outcome)
+    assert run.refusal("papers:1", ended=False, papers=windows) == ""
+    for limit in ("unlimited", 17):
+        caplog.clear()
+        declare(config, "papers", files=["x.jsonl"], max_epochs=limit)
+        assert run.refusal("papers:1", papers=windows) == ""
+        allowed = f"warning: {what}, as its max_epochs allows"
+        assert (allowed in caplog.messages) is bool(outcome)
+
+
+def test_all_that_must_be_allowed_are_named(config: Config) -> None:
+    declare(config, "notes", files=["x.jsonl"])
+    declare(config, "tests", files=["x.jsonl"], max_epochs="unlimited")
+    said = Repeats(config).refusal("papers:1,notes:1,tests:1", papers=10, notes=10, tests=10)
+    assert [line.split()[0] for line in said.splitlines()] == ["papers", "notes"]

@@ -20,7 +20,7 @@ from tests.train.data.test_prepare import (
 )
 from train.data import prepare
 from train.data.data_paths import shard_folder, tokenizer_path
-from train.data.manifest import DataError, read_manifest
+from train.data.manifest import DataError
 from train.data.near_duplicates import SeenKeys, compute_keys
 from train.data.word_hashes import hash_documents
 
@@ -67,7 +67,7 @@ def test_what_is_near_an_earlier_document_is_left_out_and_counted(
     is_near = SeenKeys().add(compute_keys(hash_documents(texts)))
     kept = [text for text, near in zip(texts, is_near, strict=True) if not near]
     assert sorted(stored_texts(drop, "train") + stored_texts(drop, "validation")) == sorted(kept)
-    manifest = read_manifest(folders[1])[0]
+    manifest = json.loads((folders[1] / "manifest.json").read_text())
     assert manifest["dropped"] == {"near-duplicate": is_near.sum(), "null": 2}
     assert manifest["documents"] == len(kept) and is_near.sum() > 10
     examples = [e for e in manifest["dropped_examples"] if e["reason"] == "near-duplicate"]
@@ -110,5 +110,5 @@ def test_compressors_are_asked_for_what_is_held_out(config: Config) -> None:
     for how in ("keep", "drop"):
         c = dataclasses.replace(config, data_mix="twice:1", near_duplicates=how)
         prepare.prepare(c)
-        bits[how] = read_manifest(opened(c, "twice").folder)[0]["compressed_bpb"]["gzip -9"]
+        bits[how] = opened(c, "twice").manifest.compressed_bpb["gzip -9"]
     assert bits["drop"] > bits["keep"]

@@ -1,5 +1,6 @@
 """train/data/progress.py: what a line says, by a clock that is turned by hand."""
 
+import itertools
 import logging
 import math
 from types import SimpleNamespace
@@ -11,49 +12,30 @@ from train.data.progress import Progress
 from train.data.sources.rows import Cursor
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> SimpleNamespace:
-    now = SimpleNamespace(s=1000.0)
-    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now.s))
+@pytest.mark.parametrize(
+    ("limit", "files", "places", "line"),
+    [
+        (40e6, [10**9], [(0, 0, 9), (10**7, 0, 9)], "10.0 of 40.0M tokens, 1.00M tokens/s, 0:30"),
+        # What was made before counts for the share and not for the speed.
+        (40e6, [10**9], [(3e7, 0, 9), (3.5e7, 0, 9)], "35.0 of 40.0M tokens, 0.50M tokens/s, 0:10"),
+        # Without a limit the bytes of the files count: 200 of 400.
+        (math.inf, [100, 300], [(0, 0, 0), (10**6, 1, 100)], "1.0M tokens, 0.10M tokens/s, 0:10"),
+        # More text than the file has bytes.
+        (math.inf, [100, 300], [(0, 0, 0), (10**6, 1, 999)], "1.0M tokens, 0.10M tokens/s, 0:00"),
+    ],
+)
+def test_a_line_every_ten_seconds_says_how_far_it_is_how_fast_and_what_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    limit: float,
+    files: list[int],
+    places: list[tuple[float, int, int]],
+    line: str,
+) -> None:
     caplog.set_level(logging.INFO)
-    return now
-
-
-def test_a_line_comes_every_ten_seconds(
-    clock: SimpleNamespace, caplog: pytest.LogCaptureFixture
-) -> None:
-    shown = Progress("web", 40e6, [10**9], 0)
-    for tenth in range(1, 351):  # 35 s, of 100,000 tokens each tenth
-        clock.s = 1000 + tenth / 10
-        shown.at(100_000 * tenth, Cursor(0, tenth))
-    assert caplog.messages == [
-        "source web: 10.0 of 40.0M tokens, 1.00M tokens/s, 0:30 left",
-        "source web: 20.0 of 40.0M tokens, 1.00M tokens/s, 0:20 left",
-        "source web: 30.0 of 40.0M tokens, 1.00M tokens/s, 0:10 left",
-    ]
-
-
-def test_what_was_made_before_counts_for_the_share_and_not_for_the_speed(
-    clock: SimpleNamespace, caplog: pytest.LogCaptureFixture
-) -> None:
-    """30 of 40M tokens were there; 5 M in 10 s leave another 10 s for the other 5."""
-    shown = Progress("web", 40e6, [10**9], 30_000_000)
-    shown.at(30_000_000, Cursor(0, 5))
-    clock.s += 10
-    shown.at(35_000_000, Cursor(0, 9))
-    assert caplog.messages == ["source web: 35.0 of 40.0M tokens, 0.50M tokens/s, 0:10 left"]
-
-
-def test_without_a_limit_the_bytes_of_the_files_count(
-    clock: SimpleNamespace, caplog: pytest.LogCaptureFixture
-) -> None:
-    shown = Progress("web", math.inf, [100, 300], 0)
-    shown.at(0, Cursor(0, 0), 0)
-    clock.s += 10
-    shown.at(10**6, Cursor(1, 0), 100)  # 200 of 400 bytes
-    clock.s += 10
-    shown.at(2 * 10**6, Cursor(1, 1), 10**6)  # more text than the file has bytes
-    assert caplog.messages == [
-        "source web: 1.0M tokens, 0.10M tokens/s, 0:10 left",
-        "source web: 2.0M tokens, 0.10M tokens/s, 0:00 left",
-    ]
+    times_s = itertools.chain([1000.0, 1000.0, 1010.0], itertools.repeat(1019.9))
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(times_s)))
+    shown = Progress("web", limit, files, int(places[0][0]))
+    for tokens, file, text_bytes in [*places, places[-1]]:
+        shown.at(int(tokens), Cursor(file, 0), text_bytes)
+    assert caplog.messages == [f"source web: {line} left"]

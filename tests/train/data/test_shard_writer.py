@@ -1,4 +1,4 @@
-"""train/data/shard_writer.py against the shards worked out document by document, in bounded memory."""
+"""train/data/shard_writer.py against the shards worked out document by document: the same bytes, whatever happened."""
 
 import collections
 import dataclasses
@@ -7,24 +7,28 @@ import itertools
 import json
 import math
 import random
+import shutil
 import tracemalloc
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import xxhash
 
-from train.data import tokenizer
-from train.data.document_index import read_index
-from train.data.manifest import DataError, ShardInfo
+from tests.killing import killed_at
+from train.data import shard_writer, tokenizer
+from train.data.document_index import index_path, read_index
+from train.data.manifest import SPLITS, DataError, Manifest, Seal, read_manifest
 from train.data.shard_writer import EXAMPLES, Maker
 from train.data.shards import HEADER_BYTES
 from train.data.sources.fetch import Files
 from train.data.sources.pin import pin
-from train.data.sources.rows import Cursor, Document, Dropped
+from train.data.sources.rows import Cursor, Document, Dropped, documents
 from train.data.sources.source import Source
 
 SHARD_TOKENS = 800
+REASONS = {None: "null", "": "empty", "a\0b": "nul"}
 
 
 def rows():
@@ -39,22 +43,18 @@ def rows():
     return [made[:30], made[30:33], made[33:]]
 
 
-REASONS = {None: "null", "": "empty", "a\0b": "nul"}
-
-
 @pytest.fixture(scope="module")
 def v(tmp_path_factory):
     texts = (row["text"] for file in rows() for row in file if row["text"])
     return tokenizer.train(texts, 300, tmp_path_factory.mktemp("vocabulary") / "tokenizer.json")
 
 
-def source(folder, files, **keys):
+def source(folder, files, fraction=0.2, **keys):
     folder.mkdir()
     for k, content in enumerate(files):
         (folder / f"{k}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
-    return pin(
-        Source("papers", "files", 0.2, files=(str(folder / "*.jsonl"),), **keys), folder / "data"
-    )
+    declared = Source("papers", "files", fraction, files=(str(folder / "*.jsonl"),), **keys)
+    return pin(declared, folder / "data")
 
 
 @pytest.fixture
@@ -85,228 +85,132 @@ def content(folder):
 
 @dataclasses.dataclass
 class Expected:
-    """A seal as it must be."""
+    """One of the shards of a seal: ids end to end; file, row, first token and hash of each document."""
 
-    begins: tuple[int, int]
-    documents: int = 0
-    dropped: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
-    ids: dict[str, list[int]] = dataclasses.field(
-        default_factory=lambda: {"train": [], "validation": []}
-    )
-    counts: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
-    text_bytes: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
-    index: dict[str, list[tuple]] = dataclasses.field(
-        default_factory=lambda: {"train": [], "validation": []}
-    )
+    ids: list[int] = dataclasses.field(default_factory=list)
+    index: list[tuple] = dataclasses.field(default_factory=list)
+    text_bytes: int = 0
 
 
 def expected(v, limit=math.inf):
-    """Seals by the documented rule, a row at a time."""
-    seals, train = [Expected((0, 0))], 0
+    """Where each seal begins, what it dropped, and its shards, by the documented rule, a row at a time."""
+    seals = [((0, 0), collections.Counter(), (Expected(), Expected()))]
+    made = 0
     for f, file in enumerate(rows()):
         for r, row in enumerate(file):
-            seal, text = seals[-1], row["text"]
+            _, dropped, (train, validation) = seals[-1]
+            text = row["text"]
             if text in REASONS:
-                seal.dropped[REASONS[text]] += 1
+                dropped[REASONS[text]] += 1
                 continue
             draw = int.from_bytes(hashlib.sha256(row["id"].encode()).digest()[:8], "little") / 2**64
-            split = "validation" if draw < 0.2 else "train"
-            ids = [v.end_of_text, *v.encode(text)]
+            shard = validation if draw < 0.2 else train
             text_hash = xxhash.xxh3_64_intdigest(text.encode())
-            seal.index[split].append((f"{f}.jsonl", r, len(seal.ids[split]), text_hash))
-            seal.ids[split] += ids
-            seal.documents += 1
-            seal.counts[split] += 1
-            seal.text_bytes[split] += len(text.encode())
-            train += len(ids) if split == "train" else 0
-            if train >= limit:
+            shard.index.append((f"{f}.jsonl", r, len(shard.ids), text_hash))
+            before = len(train.ids)
+            shard.ids += [v.end_of_text, *v.encode(text)]
+            shard.text_bytes += len(text.encode())
+            made += len(train.ids) - before
+            if made >= limit:
                 return seals
-            if len(seal.ids["train"]) >= SHARD_TOKENS:
-                seals.append(Expected((f, r + 1)))
+            if len(train.ids) >= SHARD_TOKENS:
+                seals.append(((f, r + 1), collections.Counter(), (Expected(), Expected())))
     return seals
 
 
 def check(folder, v, limit=math.inf):
     """The files and the manifest are those that were worked out."""
-    manifest = json.loads((folder / "manifest.json").read_text())
-    wanted, numbers = expected(v, limit), collections.Counter[str]()
-    assert len(wanted) > (2 if math.isinf(limit) else 0)
-    assert len(manifest["seals"]) == len(wanted)
-    for seal, entry in zip(wanted, manifest["seals"], strict=True):
-        assert (tuple(entry["begins"]), entry["documents"], entry["dropped"]) == (
-            seal.begins,
-            seal.documents,
-            dict(seal.dropped),
-        )
-        for split in ("train", "validation"):
-            if not seal.ids[split]:
-                assert entry[split] is None
+    manifest = read_manifest(folder)
+    wanted = expected(v, limit)
+    names = {"manifest.json"}
+    numbers = collections.Counter()
+    for seal, (begins, dropped, shards) in zip(manifest.seals, wanted, strict=True):
+        assert (seal.begins, seal.dropped) == (begins, dropped)
+        assert seal.documents == sum(len(shard.index) for shard in shards)
+        for split, shard in zip(SPLITS, shards, strict=True):
+            info = getattr(seal, split)
+            if not shard.ids:
+                assert info is None
                 continue
-            assert entry[split]["file"] == f"{split}_{numbers[split]:05d}.bin"
+            stem = f"{split}_{numbers[split]:05d}"
             numbers[split] += 1
-            stored = np.fromfile(folder / entry[split]["file"], "<u2")[HEADER_BYTES // 2 :]
-            assert stored.tolist() == seal.ids[split]
-            check_index(folder, ShardInfo(**entry[split]), seal.index[split])
-            assert (
-                entry[split]["documents"],
-                entry[split]["text_bytes"],
-                entry[split]["tokens"],
-            ) == (seal.counts[split], seal.text_bytes[split], len(seal.ids[split]))
-    assert manifest["documents"] == sum(seal.documents for seal in wanted)
-    assert {path.name for path in folder.iterdir()} == {"manifest.json"} | {
-        f"{split}_{k:05d}.{kind}"
-        for split in numbers
-        for k in range(numbers[split])
-        for kind in ("bin", "index")
-    }
+            names |= {f"{stem}.bin", f"{stem}.index"}
+            facts = (f"{stem}.bin", len(shard.ids), len(shard.index), shard.text_bytes)
+            assert (info.file, info.tokens, info.documents, info.text_bytes) == facts
+            stored = np.fromfile(folder / info.file, "<u2")[HEADER_BYTES // 2 :]
+            assert stored.tolist() == shard.ids
+            index = read_index(folder, info)
+            files = [Path(index.names[k]).name for k in index.file]
+            columns = (files, index.row.tolist(), index.begin[:-1].tolist())
+            found = zip(*columns, index.text_hash.tolist(), strict=True)
+            assert list(found) == shard.index and index.begin[-1] == info.tokens
+    assert manifest.documents == sum(seal.documents for seal in manifest.seals)
+    assert {path.name for path in folder.iterdir()} == names
 
 
-def check_index(folder, info, wanted):
-    """wanted: (file, row, first token, hash of the text) of each document."""
-    index = read_index(folder, info)
-    names = [Path(index.names[k]).name for k in index.file]
-    columns = (names, index.row.tolist(), index.begin[:-1].tolist(), index.text_hash.tolist())
-    assert list(zip(*columns, strict=True)) == wanted
-    assert index.begin[-1] == info.tokens
+def shard_ends(v):
+    """Training tokens at the end of each seal."""
+    return list(itertools.accumulate(len(train.ids) for _, _, (train, _) in expected(v)))
 
 
 # ---- Undisturbed
 
 
-@pytest.mark.parametrize("batch_bytes", [1, 300, 5000, tokenizer.BATCH_BYTES])
+@pytest.mark.parametrize("batch_bytes", [1, 300, tokenizer.BATCH_BYTES])
 def test_each_document_is_sealed_once_in_order_in_its_split_however_many_are_encoded_at_once(
     papers, v, tmp_path, monkeypatch, batch_bytes
 ):
     monkeypatch.setattr(tokenizer, "BATCH_BYTES", batch_bytes)
-    made = make(papers, v, tmp_path / "made")
+    places = []
+    made = maker(papers, v, tmp_path / "made")
+    made.progress = lambda tokens, at, text_bytes: places.append((tokens, at))
+    assert len(list(made.make(math.inf))) == len(expected(v)) > 2
     check(tmp_path / "made", v)
-    assert made.end == "all"
     manifest = json.loads(made.path.read_text())
-    assert manifest["next"] == [3, 0] and manifest["end"] == "all"
-    assert (
-        manifest["source"],
-        manifest["key"],
-        manifest["tokenizer_sha256"],
-        manifest["shard_tokens"],
-    ) == ("papers", papers.key, v.sha256, SHARD_TOKENS)
+    facts = {"schema": 2, "source": "papers", "key": papers.key, "tokenizer_sha256": v.sha256}
+    facts |= {"shard_tokens": SHARD_TOKENS, "end": "all", "next": [3, 0]}
+    assert manifest.items() >= facts.items()
+    indexes = [shard.index for _, _, shards in expected(v) for shard in shards]
+    assert len(places) == sum(map(len, indexes)) and places == sorted(places)
+    assert places[-1][0] == made.tokens() == shard_ends(v)[-1]
 
 
 def test_rows_left_out_are_counted_by_reason_and_the_first_of_each_are_named(papers, v, tmp_path):
     """Those behind the last document too."""
-    manifest = json.loads(make(papers, v, tmp_path / "made").path.read_text())
-    bad = [
-        (f"{tmp_path}/papers/{f}.jsonl", r, REASONS[row["text"]])
-        for f, file in enumerate(rows())
-        for r, row in enumerate(file)
-        if row["text"] in REASONS
-    ]
-    assert bad[0][1] == 0 and bad[-1][1] == len(rows()[2]) - 1
-    assert manifest["dropped"] == dict(collections.Counter(reason for *_, reason in bad))
-    named = [
-        (example["file"], example["row"], example["reason"])
-        for example in manifest["dropped_examples"]
-    ]
-    assert sorted(named) == sorted(
-        entry
-        for reason in REASONS.values()
-        for entry in [b for b in bad if b[2] == reason][:EXAMPLES]
-    )
-    assert max(manifest["dropped"].values()) == EXAMPLES  # one more is tried below
-    assert all(example["what"] for example in manifest["dropped_examples"])
+    manifest = make(papers, v, tmp_path / "made").manifest
+    bad = {reason: [] for reason in REASONS.values()}
+    for f, file in enumerate(rows()):
+        for r, row in enumerate(file):
+            if row["text"] in REASONS:
+                bad[REASONS[row["text"]]].append((f"{tmp_path}/papers/{f}.jsonl", r))
+    assert manifest.dropped == {reason: len(places) for reason, places in bad.items()}
+    for reason, places in bad.items():
+        named = [e for e in manifest.dropped_examples if e["reason"] == reason]
+        assert [(e["file"], e["row"]) for e in named] == places[:EXAMPLES]
+        assert all(e["what"] for e in named)
 
 
 def test_a_source_of_which_every_row_is_left_out_ends_with_no_shard_and_their_number(v, tmp_path):
-    p = source(
-        tmp_path / "nothing",
-        [[{"id": "x", "text": None}] * 7 + [{"id": "y", "text": " "}] * 150],
-        max_dropped=1.0,
-    )
+    nothing = [{"id": "x", "text": None}] * 7 + [{"id": "y", "text": " "}] * 150
+    p = source(tmp_path / "nothing", [nothing], max_dropped=1.0)
     for _ in range(2):
-        made = make(p, v, tmp_path / "made")
-        assert (made.seals, made.end, made.tokens()) == ([], "all", 0)
-        assert json.loads(made.path.read_text())["dropped"] == {"null": 7, "empty": 150}
-        assert len(made.dropped.examples) == 2 * EXAMPLES
+        manifest = make(p, v, tmp_path / "made").manifest
+        assert (manifest.seals, manifest.end) == ([], "all")
+        assert manifest.dropped == {"null": 7, "empty": 150}
+        assert len(manifest.dropped_examples) == 2 * EXAMPLES
         assert list(content(tmp_path / "made")) == ["manifest.json"]
 
 
 def test_rows_left_out_behind_the_last_sealed_document_are_counted_once(v, tmp_path):
     """Where no document is left for a shard of its own."""
     some = [row for row in rows()[0] if row["text"] not in REASONS]
-    ids, many = 0, 0
-    while ids < SHARD_TOKENS:
-        ids, many = ids + 1 + len(v.encode(some[many]["text"])), many + 1
-    p = source(tmp_path / "few", [[*some[:many], *[{"id": "x", "text": ""}] * 3]])
-    p = dataclasses.replace(p, source=dataclasses.replace(p.source, validation_fraction=1e-12))
+    tokens = itertools.accumulate(1 + len(v.encode(row["text"])) for row in some)
+    many = 1 + next(k for k, count in enumerate(tokens) if count >= SHARD_TOKENS)
+    p = source(tmp_path / "few", [[*some[:many], *[{"id": "x", "text": ""}] * 3]], 1e-12)
     for _ in range(2):
-        made = make(p, v, tmp_path / "made")
-        assert [(seal.documents, seal.dropped) for seal in made.seals] == [(many, {})]
-        assert made.dropped.counts == {"empty": 3} and made.end == "all"
-
-
-def test_progress_is_told_the_training_tokens_and_the_place(papers, v, tmp_path):
-    told = []
-    made = maker(papers, v, tmp_path / "made")
-    made.progress = lambda tokens, at, text_bytes: told.append((tokens, at))
-    for _ in made.make(math.inf):
-        pass
-    assert [at for _, at in told] == [
-        (f, r)
-        for f, file in enumerate(rows())
-        for r, row in enumerate(file)
-        if row["text"] not in REASONS
-    ]
-    assert [tokens for tokens, _ in told] == sorted(tokens for tokens, _ in told)
-    assert told[-1][0] == made.tokens() == sum(len(seal.ids["train"]) for seal in expected(v))
-
-
-# ---- What was there before
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        *((text, "not a manifest ") for text in ("", "[]", "{}", "<html>", "null")),
-        ('{"schema": 1, "shards": {}}', "has format 1; this version reads 2; "),
-    ],
-)
-def test_a_manifest_that_is_none_is_refused_and_no_shard_is_deleted(
-    papers, v, tmp_path, text, words
-):
-    make(papers, v, tmp_path / "made").path.write_text(text)
-    before = content(tmp_path / "made")
-    with pytest.raises(
-        DataError, match=rf"{tmp_path}/made/manifest\.json: {words}.*delete .*make data"
-    ):
-        maker(papers, v, tmp_path / "made")
-    assert content(tmp_path / "made") == before
-
-
-def test_shards_go_on_in_the_size_that_they_have(papers, v, tmp_path):
-    make(papers, v, tmp_path / "made", 1000)
-    again = Maker(papers, v, tmp_path / "made", 900, Files(papers, tmp_path))
-    assert again.shard_tokens == SHARD_TOKENS
-    for _ in again.make(math.inf):
-        pass
-    make(papers, v, tmp_path / "once")
-    assert content(tmp_path / "made") == content(tmp_path / "once")
-
-
-def test_files_that_no_manifest_knows_are_removed(papers, v, tmp_path):
-    make(papers, v, tmp_path / "made", 1000)
-    before = content(tmp_path / "made")
-    for name in (
-        "train_00077.bin",
-        "train_00077.index",
-        "train_00000.index.tmp-01",
-        "validation_00000.bin.tmp",
-        "manifest.json.tmp-0123abcd",
-    ):
-        (tmp_path / "made" / name).write_bytes(b"left over")
-    maker(papers, v, tmp_path / "made")
-    assert content(tmp_path / "made") == before
-
-
-# ---- Memory
+        manifest = make(p, v, tmp_path / "made").manifest
+        assert [(seal.documents, seal.dropped) for seal in manifest.seals] == [(many, {})]
+        assert manifest.dropped == {"empty": 3} and manifest.end == "all"
 
 
 def test_a_million_null_rows_in_a_row_take_no_memory(papers, v, tmp_path):
@@ -314,11 +218,209 @@ def test_a_million_null_rows_in_a_row_take_no_memory(papers, v, tmp_path):
         yield from itertools.repeat(Dropped("null", Cursor(0, 0), "column 'text' is null"), 10**6)
         yield Document("last", "abcd", Cursor(0, 10**6))
 
-    made = maker(papers, v, tmp_path / "made", read=nulls)
     tracemalloc.start()
-    for _ in made.make(math.inf):
-        pass
+    manifest = make(papers, v, tmp_path / "made", read=nulls).manifest
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert made.dropped.counts == {"null": 10**6} and made.seals[-1].documents == 1
+    assert manifest.dropped == {"null": 10**6} and manifest.seals[-1].documents == 1
     assert peak < 2e6  # bytes
+
+
+# ---- What was there before
+
+
+def test_a_manifest_that_is_none_is_refused_and_no_shard_is_deleted(papers, v, tmp_path):
+    make(papers, v, tmp_path / "made").path.write_text("{}")
+    before = content(tmp_path / "made")
+    with pytest.raises(DataError, match=rf"{tmp_path}/made/manifest\.json: not a manifest "):
+        maker(papers, v, tmp_path / "made")
+    assert content(tmp_path / "made") == before
+
+
+def test_shards_go_on_in_the_size_that_they_have_and_files_that_are_not_sealed_are_removed(
+    papers, v, tmp_path
+):
+    folder = tmp_path / "made"
+    make(papers, v, folder, 1000)
+    leftovers = ("train_00077.bin", "train_00077.index", "train_00000.index.tmp-01")
+    for name in (*leftovers, "validation_00000.bin.tmp", "manifest.json.tmp-0123abcd"):
+        (folder / name).write_bytes(b"left over")
+    again = Maker(papers, v, folder, 900, Files(papers, tmp_path))
+    check(folder, v, 1000)
+    for _ in again.make(math.inf):
+        pass
+    check(folder, v)
+
+
+# ---- Limits
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_limits_raised_step_by_step_give_what_is_made_at_once(papers, v, tmp_path, number):
+    """Some are where a shard ends anyway, or one token off, or behind the last document."""
+    ends = shard_ends(v)
+    folder = tmp_path / "made"
+    for limit in [
+        [1000, 2000],
+        [1, 2, 3, 500, 501, 799, 800, 801],
+        [ends[0] - 1, ends[0], ends[0] + 1],
+        [ends[1], ends[2]],
+        [ends[-2], ends[-1]],
+        [ends[-1] + 1],
+    ][number]:
+        made = make(papers, v, folder, limit)
+        check(folder, v, limit)
+        assert made.manifest.end == ("limit" if limit <= ends[-1] else "all")
+        before = content(folder)
+        make(papers, v, folder, limit - 1)  # what is there is enough
+        assert content(folder) == before
+        make(papers, v, tmp_path / f"fresh {limit}", limit)
+        assert content(tmp_path / f"fresh {limit}") == before
+    make(papers, v, folder)
+    make(papers, v, tmp_path / "once")
+    assert content(folder) == content(tmp_path / "once")
+
+
+def test_a_limit_that_is_raised_leaves_whole_shards_as_they_are(papers, v, tmp_path):
+    """Also where it fell on the end of one, which the last document reached."""
+    ends = shard_ends(v)
+    for limit, whole in ((ends[1] + 1, 2), (ends[2] - 1, 3)):
+        folder = tmp_path / f"{limit}"
+        seals = make(papers, v, folder, limit).manifest.seals[:whole]
+        kept = [folder / info.file for seal in seals for info in seal.infos()]
+        before = [path.stat().st_ino for path in kept]
+        make(papers, v, folder)
+        assert [path.stat().st_ino for path in kept] == before
+
+
+def test_a_limit_that_was_lowered_below_what_is_sealed_ends_there(papers, v, tmp_path):
+    """As when a long preparation was stopped, and less will do."""
+    first = maker(papers, v, tmp_path / "made")
+    sealed = list(itertools.islice(first.make(math.inf), 2))
+    manifest = make(papers, v, tmp_path / "made", 1000).manifest
+    assert manifest.seals == sealed and manifest.end == "limit"
+    make(papers, v, tmp_path / "made")
+    check(tmp_path / "made", v)
+
+
+# ---- Killed
+
+
+def test_killed_at_any_write_behind_a_raised_limit_it_ends_with_the_same_bytes(papers, v, tmp_path):
+    """And at every moment the manifest counts the rows that were dropped before its next row, once."""
+    make(papers, v, tmp_path / "once")
+    make(papers, v, tmp_path / "first", 1000)
+    bad = [
+        ((f, r), REASONS[row["text"]])
+        for f, file in enumerate(rows())
+        for r, row in enumerate(file)
+        if row["text"] in REASONS
+    ]
+    for point in itertools.count():
+        folder = tmp_path / f"killed {point}"
+        shutil.copytree(tmp_path / "first", folder)
+        reached = killed_at(point, partial(make, papers, v, folder))
+        manifest: Manifest = read_manifest(folder)
+        before = collections.Counter(reason for at, reason in bad if at < tuple(manifest.next))
+        of_seals = [collections.Counter(seal.dropped) for seal in manifest.seals]
+        if reached:
+            assert manifest.dropped == before == sum(of_seals, collections.Counter())
+        make(papers, v, folder)
+        assert content(folder) == content(tmp_path / "once"), point
+        if not reached:
+            break
+    assert point > 10
+
+
+@pytest.fixture
+def work(monkeypatch):
+    """What is read from the source, and written as a shard."""
+    done = {"begins": [], "read": [], "written": []}
+    real = shard_writer.write_shard
+
+    def read(p, files, at):
+        done["begins"].append(at)
+        for item in documents(p, files, at):
+            done["read"].append(item)
+            yield item
+
+    def write(path, *rest):
+        done["written"].append(path.name)
+        return real(path, *rest)
+
+    monkeypatch.setattr(shard_writer, "write_shard", write)
+    return done, read
+
+
+def test_sealed_documents_are_neither_read_nor_written_again(papers, v, tmp_path, work):
+    done, read = work
+    next(maker(papers, v, tmp_path / "made").make(math.inf))
+    done["written"].clear()
+    for _ in range(2):
+        seals: list[Seal] = make(papers, v, tmp_path / "made", read=read).manifest.seals
+    assert done["begins"] == [seals[1].begins] and seals[1].begins > (0, 0)
+    assert sorted(done["written"]) == sorted(i.file for seal in seals[1:] for i in seal.infos())
+
+
+# ---- Made again
+
+
+def test_any_shard_that_was_deleted_is_made_again_to_the_byte(papers, v, tmp_path):
+    made = make(papers, v, tmp_path / "made")
+    before = content(tmp_path / "made")
+    files = [[info.file for info in seal.infos()] for seal in made.manifest.seals]
+    names = [name for seal in files for name in seal]
+    for gone in [*([name] for name in names), names]:
+        for name in gone:
+            (tmp_path / "made" / name).unlink()
+        again = maker(papers, v, tmp_path / "made")
+        assert again.absent() == [k for k, seal in enumerate(files) if set(gone) & set(seal)]
+        make(papers, v, tmp_path / "made")
+        assert content(tmp_path / "made") == before, gone
+
+
+def test_making_a_shard_again_reads_no_more_than_its_stretch_and_leaves_the_others_alone(
+    papers, v, tmp_path, monkeypatch, work
+):
+    monkeypatch.setattr(tokenizer, "BATCH_BYTES", 1)
+    done, read = work
+    seal = make(papers, v, tmp_path / "made").manifest.seals[1]
+    (tmp_path / "made" / seal.train.file).unlink()
+    done["written"].clear()
+    make(papers, v, tmp_path / "made", read=read)
+    assert done["begins"] == [seal.begins] and done["written"] == [seal.train.file]
+    two_batches_ahead = 4
+    rows_of_seal = seal.documents + sum(seal.dropped.values())
+    assert len(done["read"]) <= rows_of_seal + two_batches_ahead
+
+
+@pytest.mark.parametrize("gone", SPLITS)
+def test_a_shard_that_is_made_again_between_two_others_leaves_nothing_behind_for_the_next(
+    papers, v, tmp_path, gone
+):
+    """As the producer does it: the making goes on behind."""
+    made = maker(papers, v, tmp_path / "made")
+    making = made.make(math.inf)
+    sealed = list(itertools.islice(making, 2))
+    k = next(k for k, seal in enumerate(sealed) if seal.validation)
+    (tmp_path / "made" / getattr(sealed[k], gone).file).unlink()
+    made.remake(k)
+    for _ in making:
+        pass
+    check(tmp_path / "made", v)
+
+
+@pytest.mark.parametrize("gone", SPLITS)
+def test_a_shard_that_comes_out_otherwise_is_refused_and_not_left_there(papers, v, tmp_path, gone):
+    seals = make(papers, v, tmp_path / "made").manifest.seals
+    info = next(getattr(seal, gone) for seal in seals if seal.validation)
+    folder = tmp_path / "made"
+    (folder / info.file).unlink()
+    index_path(folder, info).unlink()
+    before = content(folder)
+    texts = (row["text"][::-1] for file in rows() for row in file if row["text"])
+    other = tokenizer.train(texts, 290, tmp_path / "other.json")
+    words = rf"{info.file} does not come out as it was .*delete {folder} .*make data"
+    with pytest.raises(DataError, match=words):
+        make(papers, dataclasses.replace(other, sha256=v.sha256), folder)
+    assert content(folder) == before

@@ -94,10 +94,10 @@ def describe_source(config: Config, v: Vocabulary, source: Source) -> dict[str, 
     train, validation = (source.documents[split].hashes for split in SPLITS)
     return {
         "folder": str(shards.folder),
-        "revision": manifest["revision"],
-        "documents_read": manifest["documents"] + sum(manifest["dropped"].values()),
-        "dropped": manifest["dropped"],
-        "dropped_examples": manifest["dropped_examples"],
+        "revision": manifest.revision,
+        "documents_read": manifest.documents + sum(manifest.dropped.values()),
+        "dropped": manifest.dropped,
+        "dropped_examples": manifest.dropped_examples,
         "splits": splits,
         "validation_in_train": int(np.isin(validation, train).sum()),
         "validation_near_train": source.validation_near_train,
@@ -133,7 +133,7 @@ def draw_sequences(
     """
     infos = shards.shards[split]
     ends = np.cumsum([info.tokens for info in infos])
-    seed = [config.seed, zlib.crc32(f"{shards.manifest['source']} {split}".encode())]
+    seed = [config.seed, zlib.crc32(f"{shards.manifest.source} {split}".encode())]
     chosen = np.random.default_rng(seed).choice(ends[-1], min(SEQUENCES, ends[-1]), replace=False)
     sequences = []
     for position in np.sort(chosen):

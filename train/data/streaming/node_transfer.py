@@ -139,8 +139,8 @@ class Relay:
         while not self.is_closing:
             for source in sources:
                 self.send_news(source)
-            # Of the source of which the others have the least ahead.
-            sources.sort(key=lambda source: source.lead(self.at.get(source.name, 0)))
+            # Of the source of which the others have got the least, by its share of the mixture.
+            sources.sort(key=lambda source: source.count / source.weight)
             paths = (source.find_next(self.at.get(source.name, 0)) for source in sources)
             path = next((path for path in paths if path), None)
             if path:
@@ -239,6 +239,7 @@ class SentSource:
 
     Attributes:
         held_out, train: its shards, by the manifest that was read last.
+        count: of training shards sent, from the group on that training was in.
     """
 
     def __init__(self, name: str, weight: int, folder: Path, seq_len: int):
@@ -248,11 +249,11 @@ class SentSource:
         self.seq_len = seq_len
         self.manifest = folder / "manifest.json"
         self.content = b""
-        self.shard_tokens = 0
         self.order = SourceOrder(name, [], data_paths.GROUP_SHARDS, 0, ended=False)
         self.held_out: list[Path] = []
         self.train: list[Path] = []
         self.sent: set[Path] = set()
+        self.count = 0
 
     def read_manifest(self) -> bytes:
         """Read the manifest. Returns its content, or b"" if that is as before."""
@@ -262,14 +263,15 @@ class SentSource:
         if content == self.content:
             return b""
         self.content = content
-        manifest, seals = parse_manifest(self.manifest, content)
-        self.shard_tokens = manifest["shard_tokens"]
-        infos = [seal.train for seal in seals if seal.train]
+        manifest = parse_manifest(self.manifest, content)
+        infos = [seal.train for seal in manifest.seals if seal.train]
         windows = [info.windows(self.seq_len) for info in infos]
-        has_ended = manifest["end"] is not None
+        has_ended = manifest.end is not None
         self.order = SourceOrder(self.name, windows, data_paths.GROUP_SHARDS, 0, has_ended)
         self.train = [self.folder / info.file for info in infos]
-        self.held_out = [self.folder / seal.validation.file for seal in seals if seal.validation]
+        self.held_out = [
+            self.folder / seal.validation.file for seal in manifest.seals if seal.validation
+        ]
         return content
 
     def find_next(self, at: int) -> Path | None:
@@ -279,13 +281,9 @@ class SentSource:
         for path in [*self.train[first:], *self.train[:first]]:
             if path not in self.sent and path.is_file():
                 self.sent.add(path)
+                self.count += 1
                 return path
         return None
-
-    def lead(self, at: int) -> float:
-        """Return how many tokens of the whole run the shards that were sent last, from here on."""
-        ahead = sum(path in self.sent for path in self.train) * self.shard_tokens
-        return (ahead - at * self.seq_len) / self.weight
 
     def take_deleted(self) -> list[Path]:
         """Return the training shards that were sent and that the first node has deleted since."""

@@ -68,13 +68,13 @@ class Stream:
 
     def seals(self) -> list[tuple[int, ShardInfo]]:
         """Return the order's shards: number of the seal, and training shard."""
-        numbered = enumerate(self.maker.seals)
+        numbered = enumerate(self.maker.manifest.seals)
         return [(number, seal.train) for number, seal in numbered if seal.train]
 
     def order(self) -> SourceOrder:
         """Return the order of its windows so far."""
         windows = [info.windows(self.seq_len) for _, info in self.seals()]
-        has_ended = self.maker.end is not None
+        has_ended = self.maker.manifest.end is not None
         return SourceOrder(self.name, windows, data_paths.GROUP_SHARDS, 0, has_ended)
 
     def is_there(self, info: ShardInfo) -> bool:
@@ -99,12 +99,12 @@ class Stream:
 
     def must_begin(self) -> bool:
         """Whether more must be made before training can begin."""
-        held_out = sum(seal.validation is not None for seal in self.maker.seals)
-        return self.maker.end is None and held_out < self.held_out
+        held_out = sum(seal.validation is not None for seal in self.maker.manifest.seals)
+        return self.maker.manifest.end is None and held_out < self.held_out
 
     def must_continue(self) -> bool:
         """Whether more must be made, whatever room it takes: the group after the next step's is not whole."""
-        if self.maker.end is not None:
+        if self.maker.manifest.end is not None:
             return False
         order = self.order()
         next_turn = order.turn_of(max(self.at, self.until - 1)) + 1
@@ -132,7 +132,7 @@ class Stream:
             log.info("%s: making shard %d again, which was deleted", self.name, number)
             self.maker.remake(number)
             return True
-        if self.maker.end is not None or not (has_room or self.must_continue()):
+        if self.maker.manifest.end is not None or not (has_room or self.must_continue()):
             return False
         seal = next(self.making, None)
         if seal and seal.train:
@@ -156,8 +156,11 @@ class Producer:
         for name, weight in config.mixture.items():
             maker = maker_of(config, name, v)
             source = maker.pinned.source
-            self.shard_bytes = max(self.shard_bytes, maker.shard_tokens * token_bytes(v.size))
-            if maker.end and not is_enough(config, source, maker.end, maker.tokens()):
+            self.shard_bytes = max(
+                self.shard_bytes, maker.manifest.shard_tokens * token_bytes(v.size)
+            )
+            end = maker.manifest.end
+            if end and not is_enough(config, source, end, maker.tokens()):
                 maker.go_on()  # before anybody reads the shard that was cut short
             making = maker.make(token_limit(config, source))
             held_out = trainer.held_out[name]
@@ -193,7 +196,7 @@ class Producer:
         """Compare the disk with DATA_CACHE_GB."""
         size = sum(stream.disk_bytes() for stream in self.streams)
         for stream in self.streams:
-            if stream.maker.end is None or stream.find_deleted():
+            if stream.maker.manifest.end is None or stream.find_deleted():
                 size += self.shard_bytes  # one more will be made
                 break
         self.excess = max(0, size - self.cap)
