@@ -16,7 +16,6 @@ from train.data.manifest import DataError
 from train.data.shards import ShardSet
 from train.data.streaming.consumer import Feed
 from train.data.streaming.node_transfer import Relay
-from train.data.streaming.waiting import wait_for_data
 from train.data.tokenizer import Vocabulary
 from train.distributed.world import World, from_all, from_first
 from train.evaluate.validation import Evaluator
@@ -83,7 +82,7 @@ def open_data(
                 return next(iter(config.mixture))
             return prepare.not_begun(config, vocabulary, held_out)
 
-        wait_for_data(feed, find_lacking, log.info, "the first data")
+        feed.wait(find_lacking, log.info, "the first data")
     sources = prepare.open_sources(config, vocabulary, partial=feed is not None)
     prepare.refuse_repetition(config, sources, begun=is_resumed)
     log_sources(config, sources)

@@ -202,7 +202,9 @@ def learning():
 def wrap(function, faults, when):
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         if hasattr(args[0] if args else None, "manifest"):
-            Now.step = len(args[0].manifest.seals)  # in the producer: of the source whose shards are made
+            Now.step = len(
+                args[0].manifest.seals
+            )  # in the producer: of the source whose shards are made
         if when == "before":
             act(None)
         result = function(*args, **kwargs)

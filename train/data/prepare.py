@@ -46,7 +46,7 @@ from train.data.data_paths import (
 from train.data.manifest import DataError, read_manifest
 from train.data.near_duplicates import drop_near_duplicates
 from train.data.progress import Progress
-from train.data.shard_writer import Maker, rows_dropped
+from train.data.shard_writer import Maker
 from train.data.shards import ShardSet
 from train.data.sources.fetch import Files
 from train.data.sources.pin import Pinned, pin
@@ -134,19 +134,24 @@ def source_folder(c: Config, name: str, v: Vocabulary) -> Path:
     return shard_folder(c, name, v.sha256)
 
 
+def find_unfinished(c: Config, v: Vocabulary) -> list[str]:
+    """Return the sources of which not all shards are there."""
+    return [name for name in c.mixture if not is_finished(c, name, v)]
+
+
 def streams(c: Config, v: Vocabulary) -> bool:
     """Whether shards are made while the run trains: where DATA_STREAM says so, or a source on the hub has none.
 
     Raises DataError where that is so and near-duplicates must be left out.
     """
-    unfinished = [source_of(c, name) for name in c.mixture if not is_finished(c, name, v)]
+    unfinished = find_unfinished(c, v)
     if c.data_stream == "auto":
-        is_streamed = any(s.kind == "hub" for s in unfinished)
+        is_streamed = any(source_of(c, name).kind == "hub" for name in unfinished)
     else:
         is_streamed = c.data_stream == "1" and bool(unfinished)
     if is_streamed and c.near_duplicates == "drop":
         raise DataError(
-            f"NEAR_DUPLICATES=drop: {', '.join(s.name for s in unfinished)} cannot be streamed then. "
+            f"NEAR_DUPLICATES=drop: {', '.join(unfinished)} cannot be streamed then. "
             "Prepare all of it first: make data NEAR_DUPLICATES=drop"
         )
     return is_streamed
@@ -315,12 +320,14 @@ def make_source(c: Config, name: str, v: Vocabulary) -> None:
             maker.files.done(number)
     seconds = time.perf_counter() - began
     made = maker.tokens() - before
+    counts = sorted(maker.manifest.dropped.items())
+    dropped = ", ".join(f"{count} {reason}" for reason, count in counts)
     log.info(
         "source %s: %d documents, %.2fM training tokens; rows dropped: %s; %.1f s, %.2fM tokens/s",
         name,
         sum(seal.documents for seal in maker.manifest.seals),
         maker.tokens() / 1e6,
-        rows_dropped(maker.manifest.dropped),
+        dropped or "none",
         seconds,
         made / seconds / 1e6,
     )
@@ -347,14 +354,25 @@ def compressed_bpb(maker: Maker) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def one_at_a_time(folder: Path) -> Iterator[None]:
-    """Hold a folder of DATA_DIR against another process that prepares there."""
+def one_at_a_time(folder: Path, patience_s: float = math.inf) -> Iterator[None]:
+    """Hold a folder of DATA_DIR against another process that prepares there. Raises DataError if that takes too long."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "w") as lock:
         if not take_lock(lock, patience_s=0):
             log.info("another process prepares data in %s; waiting for it", folder)
-            take_lock(lock, patience_s=math.inf)
+            if not take_lock(lock, patience_s):
+                raise DataError(
+                    f"{folder}: another process makes shards there (make data, or a run that streams); "
+                    "wait for it, or give this run another DATA_DIR"
+                )
         yield
+
+
+def unwritable(folder: Path, error: OSError) -> DataError:
+    return DataError(
+        f"{error.filename or folder}: cannot be written ({error.strerror or error}); choose another "
+        "folder with DATA_DIR, or make room"
+    )
 
 
 def prepare(c: Config, whole: bool = False) -> None:
@@ -377,21 +395,16 @@ def prepare(c: Config, whole: bool = False) -> None:
             v = vocabulary(c, make=True)
         check_tokenizer(c, v)
         if not whole and streams(c, v):
-            unfinished = [name for name in c.mixture if not is_finished(c, name, v)]
             log.info(
                 "data: %s will be streamed while the run trains; make data prepares all of it beforehand",
-                ", ".join(unfinished),
+                ", ".join(find_unfinished(c, v)),
             )
             return
-        for name in c.mixture:
-            if not is_finished(c, name, v):
-                with one_at_a_time(data_dir(c) / name):
-                    make_source(c, name, v)
+        for name in find_unfinished(c, v):
+            with one_at_a_time(data_dir(c) / name):
+                make_source(c, name, v)
     except OSError as error:
-        raise DataError(
-            f"{error.filename or data_dir(c)}: cannot be written ({error.strerror}); choose another folder "
-            "with DATA_DIR, or make room"
-        ) from error
+        raise unwritable(data_dir(c), error) from error
     sources = open_sources(c, v)
     for name, shards in sources.items():
         tokens = (

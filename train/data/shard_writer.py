@@ -333,8 +333,3 @@ class Maker:
                     f"{make_anew(self.folder)}"
                 )
             self.pending[split].clear()
-
-
-def rows_dropped(counts: dict[str, int]) -> str:
-    """Return reasons and numbers, for a message."""
-    return ", ".join(f"{count} {reason}" for reason, count in sorted(counts.items())) or "none"

@@ -8,8 +8,7 @@ from torch import Tensor
 from train.checkpoint import find
 from train.checkpointing import save
 from train.data.manifest import DataError
-from train.data.streaming.consumer import Feed
-from train.data.streaming.waiting import FIRST_LINE_S, wait_for_data
+from train.data.streaming.consumer import FIRST_LINE_S, Feed
 from train.distributed.world import from_all
 from train.faults import recovery
 from train.hooks.hook import Hook, StopTraining
@@ -87,7 +86,7 @@ class StreamedData(Hook):
 
         with job.activity("waiting for data", limit_s, "START_TIMEOUT_S"):
             try:
-                waited_s = wait_for_data(self.feed, find_lacking, say)
+                waited_s = self.feed.wait(find_lacking, say)
             except DataError as error:
                 self.give_up(job, error)
         self.is_starved = False

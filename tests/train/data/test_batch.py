@@ -66,51 +66,43 @@ def test_a_blank_micro_batch_has_the_shape_of_all_and_reads_no_shard(
     assert [(t.shape, t.dtype, t.stride()) for t in loader.blank()] == shapes
 
 
-@pytest.mark.parametrize(("size", "micro"), [(1, 16), (2, 4), (4, 1), (16, 4)])
-def test_all_ranks_together_read_the_same_batch_whatever_they_read_before(open_loader, size, micro):
+@pytest.mark.parametrize(
+    ("sites", "size", "micro"), [(1, 1, 16), (1, 2, 4), (1, 4, 1), (1, 16, 4), (2, 2, 2)]
+)
+def test_all_processes_together_read_the_same_batch_whatever_they_read_before(
+    open_loader, sites, size, micro
+):
     whole = open_loader()
-    loaders = [open_loader(rank, size, micro_batch_size=micro) for rank in range(size)]
+    loaders = [
+        open_loader(
+            rank, size, sync="diloco", sites=sites, nodes=sites, node_rank=k, micro_batch_size=micro
+        )
+        for k in range(sites)
+        for rank in range(size)
+    ]
     for step in (5, 19, 3, 0):
         parts = [loader.batch(step) for loader in loaders]
         assert torch.equal(tokens_of(whole.batch(step)), tokens_of(*parts))
-        assert all(part.scored == whole.config.batch_tokens for part in parts)
-        windows = min(micro, whole.config.batch_windows // size)
+        assert all(part.scored == whole.config.batch_tokens // sites for part in parts)
+        windows = min(micro, whole.config.batch_windows // size // sites)
         assert {len(part[0]) for batch in parts for part in batch.micro_batches} == {windows}
-
-
-def test_all_sites_together_read_the_batch_once_and_a_gap_of_one_is_no_other_sites_turn(
-    open_loader,
-):
-    """Two sites of two processes; the second has passed over two steps at its third."""
-    seen = []
-    for site, gaps in ((0, ()), (1, (Gap(2, 2 * open_loader().config.batch_windows),))):
-        for rank in range(2):
-            settings = {"sync": "diloco", "sites": 2, "nodes": 2, "micro_batch_size": 2}
-            loader = open_loader(rank, 2, node_rank=site, **settings)
-            c = loader.config
-            for step in range(6 - 2 * len(gaps)):
-                batch = loader.batch(step, gaps)
-                assert batch.scored == c.batch_tokens // 2
-                seen += batch.samples
-    whole = set(range(6 * c.batch_windows))
-    of_second = {i for i in whole if i % c.batch_windows >= c.batch_windows // 2}
-    passed_over = {i for i in of_second if i // c.batch_windows in (2, 3)}
-    assert sorted(seen) == sorted(whole - passed_over)
 
 
 @pytest.mark.parametrize(("size", "micro"), [(1, 16), (2, 3)])
 def test_bounds_are_those_of_the_documents_in_each_micro_batch(open_loader, size, micro):
     often = int(tokens_of(open_loader().batch(2)).flatten().mode().values)
+    loaders = [
+        open_loader(rank, size, often, doc_mask=True, micro_batch_size=micro)
+        for rank in range(size)
+    ]
     inner = 0
-    for rank in range(size):
-        loader = open_loader(rank, size, often, doc_mask=True, micro_batch_size=micro)
-        for tokens, _, bounds in loader.batch(2).micro_batches:
-            flat = tokens.flatten().tolist()
-            begins = [i for i, t in enumerate(flat) if t == often or i % loader.config.seq_len == 0]
-            inner += len(begins) - len(tokens)
-            assert bounds.dtype == torch.int32
-            assert bounds[: len(begins)].tolist() == begins
-            assert len(bounds) > len(begins) and set(bounds[len(begins) :].tolist()) == {len(flat)}
+    for tokens, _, bounds in (part for each in loaders for part in each.batch(2).micro_batches):
+        begins = tokens == often
+        begins[:, 0] = True
+        starts = begins.flatten().nonzero().flatten().tolist()
+        inner += len(starts) - len(tokens)
+        assert bounds.dtype == torch.int32 and bounds[: len(starts)].tolist() == starts
+        assert set(bounds[len(starts) :].tolist()) == {tokens.numel()}
     assert inner > 5  # documents that begin inside a window
 
 

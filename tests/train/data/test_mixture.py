@@ -4,10 +4,8 @@ import collections
 import hashlib
 import itertools
 import math
-import random
 import tracemalloc
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -18,7 +16,6 @@ from train.data.mixture import (
     NotSealed,
     SourceOrder,
     group_ends,
-    permute,
     sample_range,
     with_gap,
 )
@@ -123,14 +120,6 @@ def located(m: Mixture, samples: Sequence[int]) -> list[Sample]:
 # ---- The order
 
 
-def test_the_vectorised_permutation_equals_the_one_in_plain_integers() -> None:
-    for n in (1, 2, 3, 7, 33, 64, 100, 1025, 2**20 + 1, 2**40 + 12345):
-        positions = [i * (n - 1) // 40 for i in range(41)]
-        keys = [hash_of("key", i % 3) for i in range(41)]
-        got = permute(np.array(positions), n, np.array(keys, dtype=np.uint64))
-        assert got.tolist() == [permuted(i, n, key) for i, key in zip(positions, keys, strict=True)]
-
-
 def test_the_order_equals_the_one_worked_out_sample_by_sample() -> None:
     for seed, group_shards in ((7, 2), (1337, 1), (0, 8)):
         reference = Reference(WINDOWS, WEIGHTS, seed, group_shards)
@@ -140,9 +129,12 @@ def test_the_order_equals_the_one_worked_out_sample_by_sample() -> None:
 
 def test_the_order_is_frozen() -> None:
     """Written down when groups became 1, 1, 2, 4: no version of numpy, Python or of this may change it."""
-    samples = [*range(100), *range(10**9, 10**9 + 100)]
-    digest = hashlib.sha256(repr(located(mixture(), samples)).encode()).hexdigest()
-    assert digest[:16] == "f98949d2aa02b4fe"
+    large = Mixture({"large": [10**8] * 50, "small": [10**7]}, {"large": 3, "small": 1}, 7, 8)
+    digests = []
+    for m in (mixture(), large):
+        samples = [*range(100), *range(10**9, 10**9 + 100), *range(10**12, 10**12 + 100)]
+        digests.append(hashlib.sha256(repr(located(m, samples)).encode()).hexdigest()[:16])
+    assert digests == ["bd1db0989a7794c2", "340619b99a287301"]
     assert mixture().fingerprint == "2f05ca8b44e32c3a"
 
 
@@ -156,7 +148,15 @@ def test_gaps_pass_over_windows_from_their_step_on() -> None:
     gaps = (Gap(step=2, windows=48), Gap(step=2, windows=1), Gap(step=4, windows=10))
     starts = [sample_range(step, 48, gaps=gaps).start for step in range(6)]
     assert starts == [0, 48, 96 + 49, 144 + 49, 192 + 59, 240 + 59]
-    assert sample_range(3, 48, rank=1, ranks=2, gaps=gaps) == range(144 + 49 + 24, 144 + 49 + 48)
+    begin = 144 + 49
+    for replicas, ranks in ((1, 2), (2, 1), (4, 3)):
+        parts = [
+            sample_range(3, 48, replica=k, replicas=replicas, rank=rank, ranks=ranks, gaps=gaps)
+            for k in range(replicas)
+            for rank in range(ranks)
+        ]
+        assert [i for part in parts for i in part] == list(range(begin, begin + 48))
+        assert {len(part) for part in parts} == {48 // replicas // ranks}
 
 
 def test_a_run_that_goes_back_passes_over_all_from_there_on() -> None:
@@ -229,82 +229,66 @@ def test_groups_have_one_one_two_four_and_then_as_many_shards_as_asked_for() -> 
         assert group_ends(shards, group_shards, ended=False) == whole
 
 
-SIZES = [7, 0, 5, 9, 3, 0, 8, 6, 4, 11, 2, 5]  # windows of the shards of a source
-
-
 @pytest.mark.parametrize("group_shards", [1, 2, 4, 8])
 def test_the_order_of_a_source_that_grows_is_at_every_moment_that_of_the_finished_one(
     group_shards: int,
 ) -> None:
-    def build(shards: list[int], *growing: str) -> Mixture:
-        return Mixture({"a": shards, "b": [40]}, {"a": 2, "b": 1}, 7, group_shards, growing)
+    sizes = [7, 0, 5, 9, 3, 0, 8, 6, 4, 11, 2, 5]
 
-    finished = build(SIZES)
-    for made in range(len(SIZES) + 1):
-        growing = build(SIZES[:made], "a")
-        whole = [group for group in groups_of(len(SIZES) + 100, group_shards) if group.stop <= made]
-        windows = sum(SIZES[: whole[-1].stop]) if whole else 0
-        # Samples before one too far.
-        there = next(i for i in itertools.count() if finished.counts(i + 1)[0] > windows)
+    def build(made: int, *growing: str) -> Mixture:
+        return Mixture({"a": sizes[:made], "b": [40]}, {"a": 2, "b": 1}, 7, group_shards, growing)
+
+    finished = build(len(sizes))
+    assert finished.lacking(10**9) == ""
+    for made in range(len(sizes) + 1):
+        growing = build(made, "a")
+        later = groups_of(len(sizes) + 100, group_shards)
+        windows = sum(sum(sizes[k] for k in group) for group in later if group.stop <= made)
+        there = 0
+        while not growing.lacking(there + 1):
+            there += 1
+        assert growing.counts(there)[0] == windows < growing.counts(there + 1)[0]
         assert located(growing, range(there)) == located(finished, range(there))
-        assert growing.lacking(there) == "" and growing.lacking(there + 1) == "a"
         for samples in (range(there, there + 1), range(10**6, 10**6 + 100)):
             with pytest.raises(NotSealed, match=r"^a$"):
                 located(growing, samples)
-    assert finished.lacking(10**9) == ""
 
 
-class Layout(NamedTuple):
-    """A source of random size, and a stretch of its samples over several epochs.
-
-    turns: of each sample, by walking there; those of a group that is not whole are the next.
-    """
-
-    windows: list[int]
-    size: int  # of a group
-    groups: list[range]
-    is_whole: bool
-    order: SourceOrder
-    turns: list[int]
-    begin: int
-    end: int
+SHARDS = [3, 2, 4, 1, 5, 2]  # in groups of 3, 2, 5 and 7 windows
 
 
-def layouts(count: int) -> Iterator[Layout]:
-    rng = random.Random(5)
-    for _ in range(count):
-        least = 0 if rng.random() < 0.2 else 1
-        windows = [1, *(rng.randint(least, 6) for _ in range(rng.randint(0, 13)))]
-        is_whole = rng.random() < 0.7
-        size = rng.randint(1, 4)
-        begin = rng.randint(0, (3 if is_whole else 1) * sum(windows))
-        end = begin + rng.choice([0, 1, 3, rng.randint(1, 60)])
-        ends = group_ends(len(windows), size, is_whole)
-        groups = [range(first, stop) for first, stop in itertools.pairwise([0, *ends])]
-        epoch = [g for g, group in enumerate(groups) for k in group for _ in range(windows[k])]
-        turns = [e * len(groups) + g for e in range(100) for g in epoch]
-        if not is_whole:
-            turns[len(epoch) :] = [len(groups)] * 200
-        order = SourceOrder("s", windows, size, 0, is_whole)
-        yield Layout(windows, size, groups, is_whole, order, turns, begin, end)
+def test_a_turn_is_a_group_in_an_epoch() -> None:
+    order = SourceOrder("s", SHARDS, 2, 0)
+    turns = [turn for turn, size in enumerate([3, 2, 5, 7, 3]) for _ in range(size)]
+    assert [order.turn_of(count) for count in range(20)] == turns
+    assert [order.first_sample(turn) for turn in range(6)] == [0, 3, 5, 10, 17, 20]
 
 
-def test_needed_are_the_groups_of_the_samples_and_the_next_and_the_others_before_have_passed() -> (
-    None
-):
-    for layout in layouts(1000):
-        order, turns, count = layout.order, layout.turns, len(layout.groups)
-        begin, end = layout.begin, max(layout.begin + 1, layout.end)
-        assert [order.turn_of(n) for n in range(begin, end)] == turns[begin:end]
-        assert order.first_sample(turns[begin]) == turns.index(turns[begin])
-        limit = math.inf if layout.is_whole else count
-        for more in (0, 1):
-            stop = min(turns[end - 1] + 1 + more, turns[begin] + count, limit)
-            needed = [turn for turn in range(turns[begin], turns[begin] + count) if turn < stop]
-            shards = [shard for turn in needed for shard in layout.groups[turn % count]]
-            assert order.needed(begin, layout.end, more) == shards
-        # In the order of use, backwards: what is used again last comes first.
-        past = [turn for turn in range(turns[begin] - 1, -1, -1) if turn >= stop - count]
-        passed = [shard for turn in past for shard in layout.groups[turn % count]]
-        assert order.passed(begin, layout.end) == passed
-        assert not set(passed) & set(shards)
+@pytest.mark.parametrize(
+    ("windows", "ended", "begin", "end", "needed", "passed"),
+    [
+        (SHARDS, True, 0, 0, [0, 1], []),
+        (SHARDS, True, 0, 3, [0, 1], []),
+        (SHARDS, True, 2, 4, [0, 1, 2, 3], []),
+        (SHARDS, True, 5, 6, [2, 3, 4, 5], [1, 0]),
+        # Into the next epoch; what is used again last comes first.
+        (SHARDS, True, 10, 11, [4, 5, 0], [2, 3, 1]),
+        (SHARDS, True, 17, 18, [0, 1], [4, 5, 2, 3]),
+        # No group twice.
+        (SHARDS, True, 0, 100, [0, 1, 2, 3, 4, 5], []),
+        (SHARDS, True, 9, 18, [2, 3, 4, 5, 0, 1], []),
+        # The last shard is of a group that is not whole.
+        (SHARDS[:5], False, 0, 1, [0, 1], []),
+        (SHARDS[:5], False, 5, 6, [2, 3], [1, 0]),
+        (SHARDS[:5], False, 10, 11, [], [2, 3, 1, 0]),
+        (SHARDS[:5], False, 3, 40, [1, 2, 3], [0]),
+        ([], False, 0, 5, [], []),
+        # A group without a window.
+        ([3, 0, 2], True, 3, 4, [2, 0], [1]),
+    ],
+)
+def test_needed_are_the_groups_of_the_samples_and_the_next_and_others_before_have_passed(
+    windows: list[int], ended: bool, begin: int, end: int, needed: list[int], passed: list[int]
+) -> None:
+    order = SourceOrder("s", windows, 2, 0, ended)
+    assert (order.needed(begin, end), order.passed(begin, end)) == (needed, passed)

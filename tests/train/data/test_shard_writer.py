@@ -175,42 +175,36 @@ def test_each_document_is_sealed_once_in_order_in_its_split_however_many_are_enc
     assert places[-1][0] == made.tokens() == shard_ends(v)[-1]
 
 
-def test_rows_left_out_are_counted_by_reason_and_the_first_of_each_are_named(papers, v, tmp_path):
-    """Those behind the last document too."""
-    manifest = make(papers, v, tmp_path / "made").manifest
-    bad = {reason: [] for reason in REASONS.values()}
-    for f, file in enumerate(rows()):
+GOOD = [row for row in rows()[0] if row["text"] not in REASONS]
+
+
+@pytest.mark.parametrize(
+    ("files", "seals"),
+    [
+        (rows(), 8),
+        # Nothing but dropped rows.
+        ([[{"id": "x", "text": None}] * 7 + [{"id": "y", "text": ""}] * 150], 0),
+        # Behind the last document, where none is left for a shard of its own.
+        ([[*GOOD[:8], *[{"id": "x", "text": ""}] * 3]], 1),
+    ],
+)
+def test_rows_left_out_are_counted_by_reason_and_the_first_of_each_are_named(
+    v, tmp_path, files, seals
+):
+    p = source(tmp_path / "papers", files, 1e-12, max_dropped=1.0)
+    bad = collections.defaultdict(list)
+    for f, file in enumerate(files):
         for r, row in enumerate(file):
             if row["text"] in REASONS:
                 bad[REASONS[row["text"]]].append((f"{tmp_path}/papers/{f}.jsonl", r))
-    assert manifest.dropped == {reason: len(places) for reason, places in bad.items()}
-    for reason, places in bad.items():
-        named = [e for e in manifest.dropped_examples if e["reason"] == reason]
-        assert [(e["file"], e["row"]) for e in named] == places[:EXAMPLES]
-        assert all(e["what"] for e in named)
-
-
-def test_a_source_of_which_every_row_is_left_out_ends_with_no_shard_and_their_number(v, tmp_path):
-    nothing = [{"id": "x", "text": None}] * 7 + [{"id": "y", "text": " "}] * 150
-    p = source(tmp_path / "nothing", [nothing], max_dropped=1.0)
     for _ in range(2):
         manifest = make(p, v, tmp_path / "made").manifest
-        assert (manifest.seals, manifest.end) == ([], "all")
-        assert manifest.dropped == {"null": 7, "empty": 150}
-        assert len(manifest.dropped_examples) == 2 * EXAMPLES
-        assert list(content(tmp_path / "made")) == ["manifest.json"]
-
-
-def test_rows_left_out_behind_the_last_sealed_document_are_counted_once(v, tmp_path):
-    """Where no document is left for a shard of its own."""
-    some = [row for row in rows()[0] if row["text"] not in REASONS]
-    tokens = itertools.accumulate(1 + len(v.encode(row["text"])) for row in some)
-    many = 1 + next(k for k, count in enumerate(tokens) if count >= SHARD_TOKENS)
-    p = source(tmp_path / "few", [[*some[:many], *[{"id": "x", "text": ""}] * 3]], 1e-12)
-    for _ in range(2):
-        manifest = make(p, v, tmp_path / "made").manifest
-        assert [(seal.documents, seal.dropped) for seal in manifest.seals] == [(many, {})]
-        assert manifest.dropped == {"empty": 3} and manifest.end == "all"
+        assert (len(manifest.seals), manifest.end) == (seals, "all")
+        assert manifest.dropped == {reason: len(places) for reason, places in bad.items()}
+        for reason, places in bad.items():
+            named = [e for e in manifest.dropped_examples if e["reason"] == reason]
+            assert [(e["file"], e["row"]) for e in named] == places[:EXAMPLES]
+            assert all(e["what"] for e in named)
 
 
 def test_a_million_null_rows_in_a_row_take_no_memory(papers, v, tmp_path):
@@ -272,6 +266,8 @@ def test_limits_raised_step_by_step_give_what_is_made_at_once(papers, v, tmp_pat
         check(folder, v, limit)
         assert made.manifest.end == ("limit" if limit <= ends[-1] else "all")
         before = content(folder)
+        whole = [seal.train for seal in made.manifest.seals if seal.train.tokens >= SHARD_TOKENS]
+        numbers = [(folder / info.file).stat().st_ino for info in whole]
         make(papers, v, folder, limit - 1)  # what is there is enough
         assert content(folder) == before
         make(papers, v, tmp_path / f"fresh {limit}", limit)
@@ -279,18 +275,7 @@ def test_limits_raised_step_by_step_give_what_is_made_at_once(papers, v, tmp_pat
     make(papers, v, folder)
     make(papers, v, tmp_path / "once")
     assert content(folder) == content(tmp_path / "once")
-
-
-def test_a_limit_that_is_raised_leaves_whole_shards_as_they_are(papers, v, tmp_path):
-    """Also where it fell on the end of one, which the last document reached."""
-    ends = shard_ends(v)
-    for limit, whole in ((ends[1] + 1, 2), (ends[2] - 1, 3)):
-        folder = tmp_path / f"{limit}"
-        seals = make(papers, v, folder, limit).manifest.seals[:whole]
-        kept = [folder / info.file for seal in seals for info in seal.infos()]
-        before = [path.stat().st_ino for path in kept]
-        make(papers, v, folder)
-        assert [path.stat().st_ino for path in kept] == before
+    assert [(folder / info.file).stat().st_ino for info in whole] == numbers  # not written again
 
 
 def test_a_limit_that_was_lowered_below_what_is_sealed_ends_there(papers, v, tmp_path):
@@ -418,9 +403,13 @@ def test_a_shard_that_comes_out_otherwise_is_refused_and_not_left_there(papers, 
     (folder / info.file).unlink()
     index_path(folder, info).unlink()
     before = content(folder)
-    texts = (row["text"][::-1] for file in rows() for row in file if row["text"])
-    other = tokenizer.train(texts, 290, tmp_path / "other.json")
+
+    def read(*place):
+        for item in documents(*place):
+            is_dropped = isinstance(item, Dropped)
+            yield item if is_dropped else dataclasses.replace(item, text=item.text[::-1])
+
     words = rf"{info.file} does not come out as it was .*delete {folder} .*make data"
     with pytest.raises(DataError, match=words):
-        make(papers, dataclasses.replace(other, sha256=v.sha256), folder)
+        make(papers, v, folder, read=read)
     assert content(folder) == before

@@ -20,16 +20,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
 from record.run_paths import RunPaths
 from settings import ROOT
 from settings.config import Config
 from train import timeouts
+from train.data.manifest import DataError
 from train.data.mixture import SourceOrder
 from train.data.shards import ShardSet
 from train.data.streaming.node_transfer import Relay
+from train.distributed.world import from_all, from_first
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +39,9 @@ RESTART_S = 2.0  # before a producer that has died is started again
 REFUSED_S = 60.0  # before one that was refused is
 TELL_S = 5.0  # between two messages to it, if nothing is urgent
 URGENT_S = 1.0  # if the disk is full
+LOOK_S = 0.2  # between two looks at whether data have come
+FIRST_LINE_S = 2.0  # of waiting, after which it is said; then at growing distances up to:
+LINE_S = 60.0
 
 
 class Feed:
@@ -204,10 +209,34 @@ class Feed:
                     (shards.folder / info.file).unlink(missing_ok=True)
                     self.excess -= info.bytes
 
-    @property
-    def broken(self) -> str:
-        """Why this rank will get no more data from the first node; "" if it does, or sees that one's disk."""
-        return self.relay.problem if self.relay else ""
+    def wait(
+        self, find_lacking: Callable[[], str], say: Callable[[str], None], what: str = "data"
+    ) -> float:
+        """Wait, all ranks together, until none lacks data. Returns the seconds.
+
+        Args:
+            find_lacking: returns the source that this rank lacks, or ""; called on all ranks at each look.
+            say: takes a line about the wait.
+            what: what is waited for, in that line.
+
+        Raises DataError, on all ranks, where waiting is of no use.
+        """
+        began = time.perf_counter()
+        waited_s = 0.0
+        next_line_s = FIRST_LINE_S
+        while True:
+            broken = self.relay.problem if self.relay else ""
+            lacking, problems = zip(*from_all((find_lacking(), broken)), strict=True)
+            if not any(lacking):
+                return waited_s
+            if problem := max(problems) or from_first(self.why_not(waited_s, lacking)):
+                raise DataError(problem)
+            time.sleep(LOOK_S)
+            waited_s = time.perf_counter() - began
+            if waited_s > next_line_s:
+                names = ", ".join(sorted(set(lacking) - {""}))
+                say(f"waiting for {what}: {names}, for {waited_s:.0f} s so far{self.progress()}")
+                next_line_s = waited_s + min(max(waited_s, 5.0), LINE_S)
 
     def why_not(self, waited_s: float, lacking: Sequence[str]) -> str:
         """Say why there is no use in waiting any longer; "" as long as there is, and on other ranks.

@@ -228,9 +228,7 @@ def find_receivers(folder: Path, world: World) -> list[int]:
     try:
         sees = who_sees(folder, world)
     except OSError as error:
-        raise DataError(
-            f"{folder}: cannot be written ({error.strerror or error}); choose another folder with DATA_DIR"
-        ) from None
+        raise prepare.unwritable(folder, error) from None
     return [rank for rank in range(0, len(sees), world.local_size) if not sees[rank]]
 
 

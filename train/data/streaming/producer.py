@@ -26,14 +26,20 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from record.locks import take_lock
 from settings import SettingsError
 from settings.config import Config
 from train.data import data_paths
 from train.data.data_paths import is_enough, token_bytes
 from train.data.manifest import DataError, Seal, ShardInfo
 from train.data.mixture import SourceOrder
-from train.data.prepare import data_dir, maker_of, token_limit, vocabulary
+from train.data.prepare import (
+    data_dir,
+    maker_of,
+    one_at_a_time,
+    token_limit,
+    unwritable,
+    vocabulary,
+)
 from train.data.shard_writer import Maker
 from train.data.sources.hub import Unanswered
 from train.data.sources.source import CorpusError
@@ -252,22 +258,6 @@ def write_line(content: dict[str, Any]) -> None:
         sys.stdout.flush()
 
 
-@contextlib.contextmanager
-def hold_folders(config: Config) -> Iterator[None]:
-    """Hold the folders of all sources. Raises DataError if another process does for long."""
-    with contextlib.ExitStack() as stack:
-        for name in config.mixture:
-            folder = data_dir(config) / name
-            folder.mkdir(parents=True, exist_ok=True)
-            lock = stack.enter_context(open(folder / ".lock", "w"))
-            if not take_lock(lock, LOCK_S):
-                raise DataError(
-                    f"{folder}: another process makes shards there (make data, or a run that streams); "
-                    "wait for it, or give this run another DATA_DIR"
-                )
-        yield
-
-
 def main() -> int:
     """Produce until the trainer is gone. Returns 78 if that cannot be, and says why on stdout too."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
@@ -276,14 +266,13 @@ def main() -> int:
     config = trainer.config
     may_help = False
     try:
-        with hold_folders(config):
+        with contextlib.ExitStack() as stack:
+            for name in config.mixture:
+                stack.enter_context(one_at_a_time(data_dir(config) / name, LOCK_S))
             Producer(config, trainer).run()
     except OSError as error:
         may_help = True
-        problem = (
-            f"{error.filename or data_dir(config)}: cannot be written ({error.strerror}); make room, or "
-            "choose another folder with DATA_DIR"
-        )
+        problem = str(unwritable(data_dir(config), error))
     except (SettingsError, CorpusError, TokenizerError, DataError) as error:
         may_help = isinstance(error, Unanswered)
         problem = str(error)

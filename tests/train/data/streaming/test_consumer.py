@@ -11,10 +11,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from record.run_paths import RunPaths
 from settings.config import Config
+from tests.shard_folder import write_source
 from train import timeouts
 from train.data.mixture import SourceOrder
 from train.data.shards import ShardSet
@@ -34,28 +36,19 @@ def quiet(tmp_path: Path, **settings: Any) -> Feed:
 
 
 def test_shards_are_deleted_only_as_far_as_there_is_too_much(tmp_path: Path) -> None:
-    infos = [SimpleNamespace(file=f"train_{k:05d}.bin", bytes=100) for k in range(6)]
-    for info in infos:
-        (tmp_path / info.file).touch()
-    shards = cast(
-        ShardSet,
-        SimpleNamespace(
-            folder=tmp_path,
-            shards={"train": infos},
-            is_there=lambda k: (tmp_path / infos[k].file).exists(),
-        ),
-    )
+    write_source(tmp_path / "s", [(np.arange(100), 1, 1)] * 6, [], "00" * 32)
+    shards = ShardSet(tmp_path / "s", partial=True)
     order, this = SourceOrder("s", [10] * 6, 1, 0, False), quiet(tmp_path)
+    size = shards.shards["train"][0].bytes
 
-    def left(excess: int) -> list[int]:
-        this.excess = excess
+    def left(excess: float) -> list[int]:
+        this.excess = int(excess * size)
         this.make_room([shards], [order], {"s": 35}, {"s": 46})
         return [k for k in range(6) if shards.is_there(k)]
 
     assert left(0) == list(range(6))
-    assert left(150) == [0, 3, 4, 5]
-    assert this.excess == -50
-    assert left(1000) == [3, 4, 5] and this.excess == 900  # the checkpoint needs the fourth
+    assert left(1.5) == [0, 3, 4, 5] and this.excess == -size // 2
+    assert left(10) == [3, 4, 5] and this.excess == 9 * size  # the checkpoint needs the fourth
 
 
 def test_progress_is_a_shard_more_or_more_of_the_next_than_ever_before(tmp_path: Path) -> None:

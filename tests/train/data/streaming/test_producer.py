@@ -1,9 +1,6 @@
 """train/data/streaming/producer.py: what the producer makes next, against every sample counted one by one."""
 
-import json
 import math
-import os
-import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,8 +8,6 @@ from typing import Any, cast
 
 import pytest
 
-from settings.config import Config
-from tests.train.data.test_mixture import layouts
 from train.data import data_paths
 from train.data.manifest import Manifest, Seal, ShardInfo
 from train.data.streaming import producer as stream
@@ -88,42 +83,39 @@ def remade(one: Stream) -> list[int]:
     return cast(FakeMaker, one.maker).remade
 
 
+TENS = [10] * 4
+
+
+@pytest.mark.parametrize(
+    ("windows", "end", "gone", "at", "until", "deleted", "ahead"),
+    [
+        (TENS, "all", [], 5, 6, None, math.inf),
+        (TENS, None, [], 5, 6, None, 35),
+        (TENS, None, [2], 5, 6, None, 35),  # not needed yet
+        (TENS, None, [1, 2], 5, 6, (1, 1), 5),
+        (TENS, None, [0], 5, 6, (0, 0), 0),
+        (TENS, "all", [0], 35, 36, (4, 0), 5),  # in the next epoch
+        (TENS, None, [0], 0, 0, None, 40),  # before training has said where it is
+        # Seals that have validation documents only are not numbered.
+        ([None, 5, None, 6, 7], "all", [3], 0, 1, (1, 3), 5),
+        ([0], "all", [], 0, 1, None, math.inf),
+    ],
+)
 def test_the_lead_is_how_many_samples_there_are_before_one_that_was_deleted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rng = random.Random(7)
-    for i, layout in enumerate(layouts(150)):
-        monkeypatch.setattr(data_paths, "GROUP_SHARDS", layout.size)
-        count = len(layout.windows)
-        gone = [k for k in range(count) if rng.random() < 0.2]
-        end = "all" if layout.is_whole else None
-        begin = layout.begin
-        if not layout.is_whole:
-            begin = min(begin, layout.turns.index(len(layout.groups)) - 1)
-        until = max(begin + 1, layout.end)
-        where = {"at": begin, "until": until, "weight": 3, "held_out": 0}
-        one = a_stream(tmp_path / str(i), layout.windows, end, gone, **where)
-        needed = layout.order.needed(begin, until)
-        lacking = [shard for shard in needed if shard in gone][:1]
-        deleted = one.find_deleted()
-        assert ([deleted[1]] if deleted else []) == lacking
-        stops = [len(layout.groups)] if not layout.is_whole else []
-        if deleted:
-            stops.append(deleted[0])
-        ahead = math.inf
-        if stops:
-            turns = layout.turns[begin:]
-            ahead = next(n for n, turn in enumerate(turns) if turn >= min(stops)) * SEQ_LEN / 3
-        assert one.lead() == ahead
-        one.until = 0
-        assert one.find_deleted() is None
-
-
-def test_shards_are_numbered_without_the_seals_that_have_validation_documents_only(
     tmp_path: Path,
+    windows: list[int | None],
+    end: str | None,
+    gone: list[int],
+    at: int,
+    until: int,
+    deleted: tuple[int, int] | None,
+    ahead: float,
 ) -> None:
-    one = a_stream(tmp_path / "s", [None, 5, None, 6, 7], "all", [3], weight=1, until=1)
-    assert one.find_deleted() == (1, 3)
+    """deleted: the turn and the seal."""
+    where = {"at": at, "until": until, "weight": 3, "held_out": 0}
+    one = a_stream(tmp_path / "s", windows, end, gone, **where)
+    assert one.find_deleted() == deleted
+    assert one.lead() == ahead * SEQ_LEN / 3
 
 
 def test_more_is_made_whatever_the_room_until_the_group_after_the_next_step_is_whole(
@@ -207,30 +199,10 @@ def test_where_the_disk_s_share_is_used_up_only_what_is_needed_is_made(tmp_path:
     assert producer.make_one() and remade(one) == [0]
 
 
-def test_a_source_without_a_window_holds_nothing_up(tmp_path: Path) -> None:
-    none = a_stream(tmp_path / "none", [0], "all", weight=1)
-    some = a_stream(tmp_path / "a", weight=1)
-    producer = Quiet(none, some)
-    producer.go_to(none=(0, 0), a=(0, 1))
-    assert none.lead() == math.inf and none.find_deleted() is None
-    assert producer.make_one() and seals(some) == 1
-
-
 def test_the_trainers_position_is_its_last_whole_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    positions = [{"at": {"s": n}, "until": {"s": n + 1}} for n in range(4)]
-    settings = {name.lower(): value for name, value in Config().values().items()}
-    begin = {"settings": settings, "held_out": {"s": 2}}
-    lines = [json.dumps(line).encode() for line in (begin, *positions)]
-    lines.insert(-1, b'{"at": {"s"')
-    reader, writer = os.pipe()
-    os.write(writer, b"\n".join(lines))
-    os.close(writer)
-
     codes: list[int] = []
-    monkeypatch.setattr(stream, "STDIN", reader)
     monkeypatch.setattr(stream.os, "_exit", codes.append)
-    monkeypatch.setattr(stream.threading, "Thread", lambda **_: SimpleNamespace(start=lambda: None))
-    trainer = stream.Trainer()
-    assert trainer.config == Config() and trainer.held_out == {"s": 2}
+    trainer = object.__new__(stream.Trainer)
+    trainer.lines = cast(Any, [b'{"at": 1}\n', b'{"at": {"s"{"at": 2}\n', b'{"at": 3}\n', b'{"a'])
     trainer.listen()
-    assert trainer.position == positions[3] and codes == [0]
+    assert trainer.position == {"at": 3} and codes == [0]
