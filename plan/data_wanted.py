@@ -115,7 +115,7 @@ def counted(c: Config, s: Source, folder: Path) -> Sealed | None:
         return None
     there = {path.name for path in folder.glob("*.bin")}
     return Sealed(
-        sum(seal.train.windows(c.seq_len) for seal in manifest.seals if seal.train) * c.seq_len,
+        sum(info.windows(c.seq_len) for info in manifest.train()) * c.seq_len,
         sum(info.bytes for info in manifest.infos() if info.file in there),
         is_enough(c, s, manifest.end, manifest.tokens()),
     )

@@ -103,9 +103,13 @@ class Manifest:
         self.documents = sum(seal.documents for seal in self.seals)
         return json.dumps({"schema": SCHEMA} | dataclasses.asdict(self), indent=1).encode()
 
+    def train(self) -> list[ShardInfo]:
+        """Return the training shards."""
+        return [seal.train for seal in self.seals if seal.train]
+
     def tokens(self) -> int:
         """Return the training tokens of all seals."""
-        return sum(seal.train.tokens for seal in self.seals if seal.train)
+        return sum(info.tokens for info in self.train())
 
     def infos(self) -> list[ShardInfo]:
         """Return all shards."""

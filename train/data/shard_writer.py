@@ -62,32 +62,31 @@ class Pending:
     """Encoded documents of one split that are not sealed yet.
 
     Attributes:
-        ids: their tokens, end to end, in an array that grows.
+        ids: their tokens, end to end.
         rows: of each document four numbers, as the index has them (document_index.py).
     """
 
     def __init__(self, vocabulary: Vocabulary):
         self.end_of_text = vocabulary.end_of_text
-        self.ids = np.empty(2**16, DTYPES[token_bytes(vocabulary.size)])
+        self.dtype = DTYPES[token_bytes(vocabulary.size)]
         self.clear()
 
     def clear(self) -> None:
-        self.tokens = 0
+        self.ids = array(self.dtype.char)
         self.text_bytes = 0
         self.rows = array("Q")
 
+    @property
+    def tokens(self) -> int:
+        return len(self.ids)
+
     def add(self, document: Document, ids: np.ndarray) -> int:
         """Add a document. Returns the bytes of its text."""
-        end = self.tokens + 1 + len(ids)
-        if end > len(self.ids):
-            room = np.empty(end, self.ids.dtype)  # about twice as much as before
-            self.ids = np.concatenate((self.ids[: self.tokens], room))
-        self.ids[self.tokens] = self.end_of_text
-        self.ids[self.tokens + 1 : end] = ids
+        self.ids.append(self.end_of_text)
+        self.ids.frombytes(ids.astype(self.dtype).tobytes())
         text = document.text.encode()
         text_hash = xxhash.xxh3_64_intdigest(text)
-        self.rows.extend((*document.at, end - self.tokens, text_hash))
-        self.tokens = end
+        self.rows.extend((*document.at, 1 + len(ids), text_hash))
         self.text_bytes += len(text)
         return len(text)
 
@@ -262,7 +261,7 @@ class Maker:
         rows = np.array(pending.rows).reshape(-1, 4)
         info = write_shard(
             self.folder / file,
-            pending.ids[: pending.tokens],
+            np.frombuffer(pending.ids, pending.dtype),
             len(rows),
             pending.text_bytes,
             self.vocabulary.sha256,
@@ -304,20 +303,19 @@ class Maker:
 
     # ---- Making again
 
-    def absent(self) -> list[int]:
+    def absent(self) -> list[Seal]:
         """Return the seals of which a shard is not there."""
         missing = []
-        for number, seal in enumerate(self.manifest.seals):
+        for seal in self.manifest.seals:
             if not all((self.folder / info.file).is_file() for info in seal.infos()):
-                missing.append(number)
+                missing.append(seal)
         return missing
 
-    def remake(self, number: int) -> None:
+    def remake(self, seal: Seal) -> None:
         """Make the missing shards of a seal again, between two others.
 
         Raises DataError where one does not come out as it was; then it is not there.
         """
-        seal = self.manifest.seals[number]
         encoded = self.encoded(Cursor(*seal.begins))
         for document, _, ids in itertools.islice(encoded, seal.documents):
             text_bytes = self.add(document, ids)

@@ -244,7 +244,7 @@ class ShardSet:
                     self.check_file(info, may_be_absent=self.partial and info is seal.train)
         has_grown = len(seals) > known or manifest.end != self.manifest.end
         self.shards = {
-            "train": [seal.train for seal in seals if seal.train],
+            "train": manifest.train(),
             "validation": [seal.validation for seal in seals if seal.validation],
         }
         self.manifest = manifest

@@ -69,8 +69,8 @@ def maker(p, v, folder, **settings):
 def make(p, v, folder, limit=math.inf, **settings):
     """Make up to the limit, with what is missing made again first, as prepare does."""
     made = maker(p, v, folder, **settings)
-    for k in made.absent():
-        made.remake(k)
+    for seal in made.absent():
+        made.remake(seal)
     for _ in made.make(limit):
         pass
     return made
@@ -359,7 +359,8 @@ def test_any_shard_that_was_deleted_is_made_again_to_the_byte(papers, v, tmp_pat
         for name in gone:
             (tmp_path / "made" / name).unlink()
         again = maker(papers, v, tmp_path / "made")
-        assert again.absent() == [k for k, seal in enumerate(files) if set(gone) & set(seal)]
+        seals = zip(made.manifest.seals, files, strict=True)
+        assert again.absent() == [seal for seal, names in seals if set(gone) & set(names)]
         make(papers, v, tmp_path / "made")
         assert content(tmp_path / "made") == before, gone
 
@@ -387,9 +388,9 @@ def test_a_shard_that_is_made_again_between_two_others_leaves_nothing_behind_for
     made = maker(papers, v, tmp_path / "made")
     making = made.make(math.inf)
     sealed = list(itertools.islice(making, 2))
-    k = next(k for k, seal in enumerate(sealed) if seal.validation)
-    (tmp_path / "made" / getattr(sealed[k], gone).file).unlink()
-    made.remake(k)
+    seal = next(seal for seal in sealed if seal.validation)
+    (tmp_path / "made" / getattr(seal, gone).file).unlink()
+    made.remake(seal)
     for _ in making:
         pass
     check(tmp_path / "made", v)

@@ -262,7 +262,7 @@ class SentSource:
             return b""
         self.content = content
         manifest = parse_manifest(self.manifest, content)
-        infos = [seal.train for seal in manifest.seals if seal.train]
+        infos = manifest.train()
         windows = [info.windows(self.seq_len) for info in infos]
         has_ended = manifest.end is not None
         self.order = SourceOrder(self.name, windows, data_paths.GROUP_SHARDS, 0, has_ended)

@@ -72,14 +72,9 @@ class Stream:
     at: int = 0
     until: int = 0
 
-    def seals(self) -> list[tuple[int, ShardInfo]]:
-        """Return the order's shards: number of the seal, and training shard."""
-        numbered = enumerate(self.maker.manifest.seals)
-        return [(number, seal.train) for number, seal in numbered if seal.train]
-
     def order(self) -> SourceOrder:
         """Return the order of its windows so far."""
-        windows = [info.windows(self.seq_len) for _, info in self.seals()]
+        windows = [info.windows(self.seq_len) for info in self.maker.manifest.train()]
         has_ended = self.maker.manifest.end is not None
         return SourceOrder(self.name, windows, data_paths.GROUP_SHARDS, 0, has_ended)
 
@@ -88,19 +83,18 @@ class Stream:
 
     def disk_bytes(self) -> int:
         """Return the bytes of its training shards that are there."""
-        return sum(info.bytes for _, info in self.seals() if self.is_there(info))
+        return sum(info.bytes for info in self.maker.manifest.train() if self.is_there(info))
 
-    def find_deleted(self) -> tuple[int, int] | None:
-        """Find the first shard that is needed and was deleted: its turn, and the number of its seal."""
+    def find_deleted(self) -> tuple[int, ShardInfo] | None:
+        """Find the first shard that is needed and was deleted, and its turn."""
         if not self.until:
             return None
         order = self.order()
-        seals = self.seals()
+        infos = self.maker.manifest.train()
         for turn in order.turns(self.at, self.until):
             for shard in order.shards_of(turn):
-                number, info = seals[shard]
-                if not self.is_there(info):
-                    return turn, number
+                if not self.is_there(infos[shard]):
+                    return turn, infos[shard]
         return None
 
     def must_begin(self) -> bool:
@@ -134,9 +128,9 @@ class Stream:
         """Make the shard that is needed first. Returns whether there was one to make."""
         deleted = self.find_deleted()
         if deleted:
-            number = deleted[1]
-            log.info("%s: making shard %d again, which was deleted", self.name, number)
-            self.maker.remake(number)
+            _, info = deleted
+            log.info("%s: making %s again, which was deleted", self.name, info.file)
+            self.maker.remake(next(s for s in self.maker.manifest.seals if s.train == info))
             return True
         if self.maker.manifest.end is not None or not (has_room or self.must_continue()):
             return False

@@ -49,9 +49,9 @@ class FakeMaker:
         if info:
             (self.folder / info.file).write_bytes(bytes(info.bytes))
 
-    def remake(self, k: int) -> None:
-        self.remade.append(k)
-        self.write(k)
+    def remake(self, seal: Seal) -> None:
+        self.remade.append(self.manifest.seals.index(seal))
+        self.write(self.remade[-1])
 
     def make(self) -> Iterator[Seal]:
         seals = self.manifest.seals
@@ -92,12 +92,12 @@ TENS = [10] * 4
         (TENS, "all", [], 5, 6, None, math.inf),
         (TENS, None, [], 5, 6, None, 35),
         (TENS, None, [2], 5, 6, None, 35),  # not needed yet
-        (TENS, None, [1, 2], 5, 6, (1, 1), 5),
-        (TENS, None, [0], 5, 6, (0, 0), 0),
-        (TENS, "all", [0], 35, 36, (4, 0), 5),  # in the next epoch
+        (TENS, None, [1, 2], 5, 6, (1, "train_00001.bin"), 5),
+        (TENS, None, [0], 5, 6, (0, "train_00000.bin"), 0),
+        (TENS, "all", [0], 35, 36, (4, "train_00000.bin"), 5),  # in the next epoch
         (TENS, None, [0], 0, 0, None, 40),  # before training has said where it is
         # Seals that have validation documents only are not numbered.
-        ([None, 5, None, 6, 7], "all", [3], 0, 1, (1, 3), 5),
+        ([None, 5, None, 6, 7], "all", [3], 0, 1, (1, "train_00003.bin"), 5),
         ([0], "all", [], 0, 1, None, math.inf),
     ],
 )
@@ -108,13 +108,14 @@ def test_the_lead_is_how_many_samples_there_are_before_one_that_was_deleted(
     gone: list[int],
     at: int,
     until: int,
-    deleted: tuple[int, int] | None,
+    deleted: tuple[int, str] | None,
     ahead: float,
 ) -> None:
-    """deleted: the turn and the seal."""
+    """deleted: the turn and the shard."""
     where = {"at": at, "until": until, "weight": 3, "held_out": 0}
     one = a_stream(tmp_path / "s", windows, end, gone, **where)
-    assert one.find_deleted() == deleted
+    found = one.find_deleted()
+    assert (found and (found[0], found[1].file)) == deleted
     assert one.lead() == ahead * SEQ_LEN / 3
 
 
