@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from finetune.adapter import Adapters, adapters_of, in_file
 from settings.config import Config
-from train.checkpoint.checkpoint import cause, fail_together
+from train.checkpoint.checkpoint import cause, describe_read_failure, fail_together
 from train.distributed.parallel import bare, local, part_of, replicate, weights_of
 from train.distributed.world import from_first, to_first
 from train.optim import Optimizer
@@ -95,7 +95,7 @@ class Lite:
         node read it, and the others get what they hold copies of. Raises CheckpointError, on all processes."""
         weights = adapters_of(bare(model))
         weights_of(model)
-        with fail_together(folder, "read"):
+        with fail_together(describe_read_failure(folder)):
             if shared or folder.exists():
                 read(folder / FILE, weights)
         if not shared:

@@ -132,7 +132,7 @@ class Attempt:
         say_how_it_is_stopped(config, world, status)
         say_where_it_is_saved(config, paths, world, is_shared)
         if world.is_first:
-            for line in watchdog.put_away(paths.hang):
+            for line in watchdog.set_aside_stacks(paths.hang):
                 log.warning("the attempt before: %s", line)
         from_first(None)  # the stacks of that attempt are out of the way
         self.watch = Watchdog(paths.hang, world.rank, world.host, at_end=lambda: hung(status))

@@ -1,7 +1,7 @@
-"""`make replay STEP=n`: the loss of each sample of a step that was refused, and the text of the highest.
+"""`make replay STEP=n`: the loss of each sample of a step that was refused, the highest first.
 
     metrics.jsonl -> the samples of the step's `skip` events -> the newest checkpoint before it, if it is left
-    -> their losses one by one -> a table, the highest first, with the documents that they are from
+    -> their losses one by one -> a table; `make status` and the events have the documents
 
 The weights of the step itself are gone: those of the checkpoint are some steps older. A sample that
 stands out with these too is damaged, or unlike the others. If none does, it is not the data.
@@ -19,13 +19,11 @@ import torch
 from record.locks import RunFolderError
 from record.metrics import read_records
 from record.run_paths import RunPaths
-from record.status import describe_document
 from settings import ROOT, SettingsError
 from settings.config import Config
 from train.checkpoint.find import committed
 from train.data import prepare
 from train.data.batch import Loader
-from train.data.sample_text import list_documents
 from train.distributed.world import World
 from train.generate.command import run_command
 from train.generate.eval_run import find_shards
@@ -35,7 +33,6 @@ from train.model.hf_import import some
 log = logging.getLogger(__name__)
 
 SHOWN = 10  # samples
-DOCUMENTS = 3  # of each of them
 
 
 def replay(config: Config, world: World) -> int:
@@ -54,11 +51,13 @@ def replay(config: Config, world: World) -> int:
             describe(event["loss"]),
             describe(event["grad_norm"]),
         )
-        rows = compute_losses(trained, loader, range(first, last + 1))
-        documents = []
-        for _, sample, _ in rows[:SHOWN]:
-            documents += list_documents(loader, trained.vocabulary, [sample], DOCUMENTS)
-        show(rows, documents)
+        show(compute_losses(trained, loader, range(first, last + 1)))
+    log.info(
+        "\nmake status RUN_NAME=%s shows the text of the last refused step, and %s the documents of "
+        "all, under skip",
+        config.run_name,
+        paths.metrics,
+    )
     return 0
 
 
@@ -67,12 +66,12 @@ def find_refused(config: Config, paths: RunPaths) -> list[dict[str, Any]]:
     if not paths.metrics.exists():
         raise RunFolderError(f"RUN_NAME={config.run_name}: there is no record at {paths.metrics}")
     skips = [event for event in read_records(paths.metrics) if event["event"] == "skip"]
-    found = [event for event in skips if event["step"] == config.step]
-    if not found:
+    refused = [event for event in skips if event["step"] == config.step]
+    if not refused:
         steps = some([str(step) for step in sorted({event["step"] for event in skips})])
         named = "STEP is not set" if config.step is None else f"STEP={config.step} was not refused"
         raise SettingsError([f"{named}. Refused steps of {config.run_name}: {steps or 'none'}."])
-    return found
+    return refused
 
 
 def choose_checkpoint(step: int, paths: RunPaths) -> int | None:
@@ -108,16 +107,13 @@ def compute_losses(
     return sorted(rows, key=lambda row: math.inf if math.isnan(row[0]) else row[0], reverse=True)
 
 
-def show(rows: list[tuple[float, int, str]], documents: list[dict[str, Any]]) -> None:
-    """Print the highest losses of a step next to their median, each with its documents."""
+def show(rows: list[tuple[float, int, str]]) -> None:
+    """Print the highest losses of a step next to their median."""
     middle = np.median([loss for loss, _, _ in rows])
     log.info("%d samples, median loss %.4f nats per token; the highest:", len(rows), middle)
     log.info("    loss      sample  source:epoch:shard:window")
     for loss, sample, name in rows[:SHOWN]:
         log.info("%8.4f  %10d  %s", loss, sample, name)
-        for document in documents:
-            if document["sample"] == sample:
-                log.info("%22s%s", "", describe_document(document))
 
 
 def describe(number: float | None) -> str:

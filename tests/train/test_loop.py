@@ -206,7 +206,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(config, tmp_path, monkey
     job.saver.wait()
     ended = job.saver.poll()
     assert ended.problem is None and ended.step == 3 and job.saver.poll() is None
-    checkpoint.load_into(ended.folder, job.model, job.optimizer)
+    checkpoint.load_into(find.folder_of(job.paths.checkpoints, 3), job.model, job.optimizer)
     assert all(torch.equal(weight, before[name]) for name, weight in job.model.named_parameters())
 
 
@@ -231,7 +231,7 @@ def test_a_save_that_fails_is_said_and_tried_once_more(config, tmp_path, monkeyp
     assert none + "saving is tried again now" in caplog.text
     assert none + "3 in a row" in caplog.text
     job.saver.sound = {2}
-    checkpointing.report(job, Saved(3, tmp_path, 0, 0.0, "no room"))
+    checkpointing.report(job, Saved(3, 0, 0.0, "no room"))
     assert "no room. Training goes on, the last good one is untouched; 3 in" in caplog.text
     with pytest.raises(CheckpointError, match="no room"):
         checkpointing.save(job, wait=True)

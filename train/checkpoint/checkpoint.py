@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from record.durable import flush_file, flush_folder, write_whole
-from train.checkpoint.find import folder_of, hide
+from train.checkpoint.find import folder_of, set_aside
 from train.checkpoint.manifest import (
     FILE,
     CheckpointError,
@@ -40,11 +40,6 @@ from train.distributed.world import World, from_all, from_first, together
 from train.optim import Optimizer
 
 logging.getLogger("torch.distributed.checkpoint").setLevel(logging.ERROR)  # says what we say better
-
-ADVICE = {
-    "read": "Resume with the settings of config.json, or choose another checkpoint",
-    "write": "Free some disk space, or keep fewer checkpoints with KEEP_LAST",
-}
 
 
 def tensor_states(
@@ -95,7 +90,7 @@ def write(
     world: World,
     group: Any = None,
     save: Callable[[dict[str, Any], Path, Any], None] | None = None,
-) -> tuple[Path, int]:
+) -> int:
     """Write checkpoints/step_N, on the ranks of a group together.
 
     A committed folder is replaced only if sites have exchanged something since, or it was evaluated.
@@ -107,7 +102,7 @@ def write(
         save: `save(states, folder, group)` in the place of DCP.
 
     Returns:
-        The folder and its bytes; 0 if it was there.
+        Its bytes; 0 if it was there.
 
     Raises:
         CheckpointError: on all ranks of the group; nothing is left behind. Any other error means that a
@@ -117,28 +112,32 @@ def write(
     temporary = root / f"{target.name}.tmp-{uuid.uuid4().hex[:8]}"
     temporary, is_there = from_first((temporary, is_written(target, small)), group)
     if is_there:
-        return target, 0
+        return 0
     facts = {"step": step, **small, "torch": torch.__version__, "world_size": world.size}
     files: dict[str, tuple[int, str]] = {}
+    failure = f"{target}: could not write it"
     try:
-        with fail_together(target, "write", group):  # all must enter the collectives of `save`
+        with fail_together(failure, group):  # all must enter the collectives of `save`
             root.mkdir(parents=True, exist_ok=True)
             check_space(root, need)
             temporary.mkdir(exist_ok=True)
-        with fail_together(target, "write", group):
+        with fail_together(failure, group):
             (save or save_tensors)(states, temporary, group)
             described = flush_and_describe(temporary, world.rank)
         for part in from_all(described, group):
             files |= part
-        with fail_together(target, "write", group):  # nobody goes on before the commit
+        with fail_together(failure, group):  # nobody goes on before the commit
             if world.is_first:
                 commit(temporary, target, facts | {"files": files})
     except CheckpointError as error:
         if world.is_first:
             shutil.rmtree(temporary, ignore_errors=True)
         free = shutil.disk_usage(root.parent).free / 2**30
-        raise CheckpointError(f"{error}. The disk has {free:.2f} GiB free") from None
-    return target, sum(size for size, _ in files.values())
+        raise CheckpointError(
+            f"{error}. Free some disk space, or keep fewer checkpoints with KEEP_LAST. "
+            f"The disk has {free:.2f} GiB free"
+        ) from None
+    return sum(size for size, _ in files.values())
 
 
 def is_written(folder: Path, small: dict[str, Any]) -> bool:
@@ -152,8 +151,8 @@ def is_written(folder: Path, small: dict[str, Any]) -> bool:
 
 
 @contextlib.contextmanager
-def fail_together(folder: Path, what: str, group: Any = None) -> Iterator[None]:
-    """Have all ranks of a group fail if one does. `what` is what they do with the folder: read or write.
+def fail_together(failure: str, group: Any = None) -> Iterator[None]:
+    """Have all ranks of a group fail if one does. `failure` says with what: the cause is added.
 
     Raises CheckpointError, whatever the error is: training must be able to go on. One that a collective
     raises here means that a rank is gone, and passes.
@@ -164,8 +163,7 @@ def fail_together(folder: Path, what: str, group: Any = None) -> Iterator[None]:
         try:
             yield
         except (Exception, CheckpointException) as error:
-            problem = f"{folder}: could not {what} it: {cause(error)}. {ADVICE[what]}"
-            raise CheckpointError(problem) from error
+            raise CheckpointError(f"{failure}: {cause(error)}") from error
 
 
 def cause(error: BaseException) -> str:
@@ -202,7 +200,7 @@ def commit(temporary: Path, target: Path, content: dict[str, Any]) -> None:
     """Write the manifest, make all names durable, and rename."""
     write_whole(temporary / FILE, seal_manifest(content))
     flush_folder(temporary)
-    replaced = hide(target, "trash") if target.exists() else None
+    replaced = set_aside(target, "trash") if target.exists() else None
     os.rename(temporary, target)
     flush_folder(target.parent)
     flush_folder(target.parent.parent)  # which may have got its folder of checkpoints just now
@@ -259,14 +257,15 @@ def load_into(
 
     from train.checkpoint.metadata import Reader
 
+    failure = describe_read_failure(folder)
     sees = shared or folder.exists()
     reader = Reader(folder)
     stored = {}
-    with fail_together(folder, "read"):
+    with fail_together(failure):
         if sees:
             stored = reader.tensors()
     stored = from_first(stored)
-    with fail_together(folder, "read"):
+    with fail_together(failure):
         if optimizer:
             make_moments(model, optimizer, outer, stored)
         states = tensor_states(model, optimizer, outer)
@@ -275,6 +274,14 @@ def load_into(
     if not shared:
         for tensors in states.values():
             replicate(list(tensors.values()))
+
+
+def describe_read_failure(folder: Path) -> str:
+    """Say what to do about a checkpoint that cannot be read, for `fail_together`."""
+    return (
+        f"{folder}: could not read it. Resume with the settings of config.json, or choose another "
+        "checkpoint. The cause"
+    )
 
 
 def make_moments(

@@ -6,6 +6,7 @@ is passed over. A trainer that resumes renames what it passed over, and never de
 """
 
 import logging
+import math
 import shutil
 import uuid
 from collections.abc import Collection
@@ -25,7 +26,7 @@ def folder_of(root: Path, step: int) -> Path:
 
 
 def find_sound(
-    root: Path, count: int, sound: Collection[int] = (), before: int | None = None
+    root: Path, count: int, sound: Collection[int] = (), before: float = math.inf
 ) -> tuple[list[int], list[CheckpointError]]:
     """Find the newest checkpoints that verify.
 
@@ -43,7 +44,7 @@ def find_sound(
     for step in reversed(committed(root)):
         if len(found) == count:
             break
-        if before is not None and step >= before:
+        if step >= before:
             continue
         try:
             if step not in sound:
@@ -54,7 +55,7 @@ def find_sound(
     return found, problems
 
 
-def find_latest(root: Path, before: int | None = None) -> tuple[Path, dict[str, Any]] | None:
+def find_latest(root: Path, before: float = math.inf) -> tuple[Path, dict[str, Any]] | None:
     """Return the newest checkpoint that verifies, of those below the step `before`, and its manifest.
 
     Returns:
@@ -73,7 +74,7 @@ def find_latest(root: Path, before: int | None = None) -> tuple[Path, dict[str, 
         for problem in problems:
             log.warning("checkpoint %s; falling back to %s", problem, folder.name)
         return folder, load_manifest(folder)
-    if problems and before is None:
+    if problems and before == math.inf:
         reasons = "; ".join(map(str, problems))
         raise CheckpointError(
             f"no valid checkpoint in {root} ({len(problems)} found: {reasons}). "
@@ -83,51 +84,49 @@ def find_latest(root: Path, before: int | None = None) -> tuple[Path, dict[str, 
 
 
 def latest_for_all(
-    root: Path, world: World, before: int | None = None, what: str = "damaged"
+    root: Path, world: World, before: float = math.inf, reason: str = "damaged"
 ) -> tuple[Path, dict[str, Any]] | None:
     """Return what `find_latest` finds on the first rank, on all ranks. Newer ones are set aside.
 
     Raises CheckpointError, on all ranks.
     """
-    found = None
+    latest = None
     with together(CheckpointError):
         if world.is_first:
-            found = find_latest(root, before)
-            if found:
-                set_aside(root, found[1]["step"], what)
-    return from_first(found)
+            latest = find_latest(root, before)
+    latest = from_first(latest)
+    if latest:
+        set_aside_later(root, world, latest[1]["step"], reason)
+    return latest
 
 
-def set_aside(root: Path, after: int, what: str = "damaged") -> None:
-    """Rename the checkpoints after a step, whose names training will need. Raises CheckpointError."""
-    for step in committed(root):
-        if step <= after:
-            continue
-        folder = folder_of(root, step)
-        try:
-            aside = hide(folder, what)
-        except OSError as error:
-            raise CheckpointError(
-                f"{folder}: is {what} and cannot be renamed ({error.strerror}); move it "
-                "away, so that training can write that step again"
-            ) from None
-        log.warning(
-            "checkpoint %s was set aside as %s; delete it when you have no more use for it",
-            folder.name,
-            aside,
-        )
+def set_aside_later(root: Path, world: World, after: int, reason: str) -> None:
+    """Set aside the checkpoints after a step, whose names training will need.
 
-
-def set_aside_together(root: Path, world: World, after: int, what: str) -> None:
-    """Call `set_aside` on the first rank. Raises CheckpointError, on all ranks."""
+    Raises CheckpointError, on all ranks.
+    """
     with together(CheckpointError):
-        if world.is_first:
-            set_aside(root, after, what)
+        for step in committed(root) if world.is_first else ():
+            if step <= after:
+                continue
+            folder = folder_of(root, step)
+            try:
+                aside = set_aside(folder, reason)
+            except OSError as error:
+                raise CheckpointError(
+                    f"{folder}: is {reason} and cannot be renamed ({error.strerror}); move it "
+                    "away, so that training can write that step again"
+                ) from None
+            log.warning(
+                "checkpoint %s was set aside as %s; delete it when you have no more use for it",
+                folder.name,
+                aside,
+            )
 
 
-def hide(folder: Path, what: str) -> Path:
-    """Rename a checkpoint to .WHAT-step_N-..., at once, and return its path. Raises OSError."""
-    return folder.rename(folder.parent / f".{what}-{folder.name}-{uuid.uuid4().hex[:8]}")
+def set_aside(folder: Path, reason: str) -> Path:
+    """Rename a checkpoint to .REASON-step_N-..., at once, and return its path. Raises OSError."""
+    return folder.rename(folder.parent / f".{reason}-{folder.name}-{uuid.uuid4().hex[:8]}")
 
 
 def prune(
@@ -136,8 +135,8 @@ def prune(
     keep_every: int,
     sound: Collection[int] = (),
     always: Collection[int] = (),
-) -> list[int]:
-    """Delete old checkpoints and leftovers of killed saves; return the steps that were deleted.
+) -> None:
+    """Delete old checkpoints and leftovers of killed saves.
 
     Those of `always`, the newest `keep_last`, the multiples of `keep_every` and the two newest that verify
     stay. Steps in `sound` are known to verify.
@@ -145,26 +144,23 @@ def prune(
     clear_leftovers(root)
     old = committed(root)[:-keep_last]
     if not old:  # nothing to delete, so nothing to hash
-        return []
-    kept, problems = find_sound(root, 2, sound)
+        return
+    newest_sound, problems = find_sound(root, 2, sound)
     for problem in problems:
         log.warning("checkpoint %s; an older one is kept in its place", problem)
-    deleted = []
     for step in old:
-        if step in kept or step in always or (keep_every and step % keep_every == 0):
+        if step in newest_sound or step in always or (keep_every and step % keep_every == 0):
             continue
         folder = folder_of(root, step)
         try:
             # Renamed first: a kill in between leaves no half a checkpoint under its name.
-            shutil.rmtree(hide(folder, "trash"), ignore_errors=True)
-            deleted.append(step)
+            shutil.rmtree(set_aside(folder, "trash"), ignore_errors=True)
         except OSError as error:  # as a network disk does for a folder that is being read
             log.warning(
                 "checkpoint %s could not be deleted (%s); training goes on",
                 folder.name,
                 error.strerror,
             )
-    return deleted
 
 
 def clear_leftovers(root: Path) -> None:

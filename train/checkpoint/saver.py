@@ -39,7 +39,6 @@ class Saved:
     """How a save ended. `problem` is None if it is committed."""
 
     step: int
-    folder: Path
     size: int  # bytes; 0 if it was there already
     seconds: float  # from the start, the copy included
     problem: str | None = None
@@ -143,20 +142,14 @@ class Saver:
         self.thread.start()
 
     def share(self, states: dict[str, Any]) -> dict[str, Any]:
-        """Return what this rank writes: of replicated weights, a part as large as the others'."""
-        if is_split(self.config, self.world) or len(self.ranks) == 1:
+        """Return what this rank writes: of replicated weights, a part about as large as the others'."""
+        if is_split(self.config, self.world):
             return states
-        named = []
-        for kind, tensors in states.items():
-            named += [(kind, name, tensor) for name, tensor in tensors.items()]
-        named.sort(key=lambda entry: (-entry[2].nbytes, entry[0], entry[1]))  # largest first
+        entries = [(kind, name) for kind, tensors in states.items() for name in tensors]
+        entries.sort(key=lambda entry: states[entry[0]][entry[1]].nbytes)
         mine: dict[str, dict[str, Any]] = {kind: {} for kind in states}
-        load = [0] * len(self.ranks)  # bytes by rank
-        for kind, name, tensor in named:
-            rank = load.index(min(load))
-            load[rank] += tensor.nbytes
-            if rank == self.world.rank:
-                mine[kind][name] = tensor
+        for kind, name in entries[self.world.rank :: len(self.ranks)]:
+            mine[kind][name] = states[kind][name]
         return mine
 
     def copy(self, states: dict[str, Any]) -> Any:
@@ -170,9 +163,9 @@ class Saver:
     ) -> None:
         """Write a checkpoint, and delete those that are no longer to be kept. Runs in the thread."""
         use_device(self.world)
-        folder, size, problem = find.folder_of(self.root, step), 0, None
+        size, problem = 0, None
         try:
-            folder, size = checkpoint.write(
+            size = checkpoint.write(
                 self.root, step, states, self.need, small, self.world, self.group, save
             )
             self.sound.add(step)
@@ -187,7 +180,7 @@ class Saver:
         except BaseException as error:
             self.misses += 1
             problem = checkpoint.cause(error)
-        self.ended = Saved(step, folder, size, time.perf_counter() - self.began, problem)
+        self.ended = Saved(step, size, time.perf_counter() - self.began, problem)
 
     def poll(self) -> Saved | None:
         """Return how the last save ended, once; None while it goes on, or if there was none. Never waits."""

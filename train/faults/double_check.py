@@ -35,17 +35,16 @@ def find_suspects(job: "Job", batch: Batch, losses: tuple[float, ...]) -> list[d
         The ranks that come to another result, as {rank, host, loss, again}.
     """
     again = [float(job.model(*micro_batch)[0]) for micro_batch in batch.micro_batches]
-    differ = [pair for pair in zip(losses, again, strict=True) if not is_same(*pair)]
+    differing = [pair for pair in zip(losses, again, strict=True) if not is_same(*pair)]
     suspects = []
-    for rank, found in enumerate(from_all(differ)):
-        if found:
-            first, second = found[0]
-            host = job.world.hosts[rank]
-            suspects.append({"rank": rank, "host": host, "loss": first, "again": second})
+    for rank, pairs in enumerate(from_all(differing)):
+        if pairs:
+            suspect = {"rank": rank, "host": job.world.hosts[rank]}
+            suspects.append(suspect | dict(zip(("loss", "again"), pairs[0], strict=True)))
     return suspects
 
 
-def describe(suspects: list[dict[str, Any]], device_name: str) -> str:
+def describe_suspects(suspects: list[dict[str, Any]], device_name: str) -> str:
     """Say which GPU or machine is suspect, and what to do."""
     parts = [
         f"rank {suspect['rank']} on {suspect['host']} computed {suspect['loss']:.6g} and then "

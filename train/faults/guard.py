@@ -13,6 +13,7 @@ decides as one that was never stopped. Standard library only.
 import dataclasses
 import math
 from collections import deque
+from collections.abc import Iterable
 from statistics import median
 from typing import Any
 
@@ -25,6 +26,7 @@ LEAST_SPREAD = {
     "loss": 0.02,
     "grad_norm": 0.25,
 }  # parts of the median: 8 sigmas are 16% of a loss, 3 times a norm
+HISTORY = ("skips", "rollbacks", "beyond", "went_to", "unsettled")  # of a Guard, as it was saved
 UNSETTLED = 5  # steps behind an exchange between sites, in which norms jump without harm
 MAX_SKIPS = 3  # refused steps in a row, after which the run goes back to a checkpoint
 MAX_ROLLBACKS = 3  # times that it may go back to get past one place, before the run ends
@@ -37,13 +39,17 @@ class GuardError(Exception):
     exit_code = NO_PROGRESS
 
 
+def new_window(values: Iterable[float] = ()) -> deque[float]:
+    return deque(values, maxlen=WINDOW)
+
+
 @dataclasses.dataclass
 class Guard:
     """Judges each step. What it remembers is `state`."""
 
     sigmas: float
-    loss: deque[float] = dataclasses.field(default_factory=lambda: deque(maxlen=WINDOW))
-    grad_norm: deque[float] = dataclasses.field(default_factory=lambda: deque(maxlen=WINDOW))
+    loss: deque[float] = dataclasses.field(default_factory=new_window)
+    grad_norm: deque[float] = dataclasses.field(default_factory=new_window)
     skips: int = 0  # in a row
     rollbacks: int = 0  # since the run last got well beyond where it went back from
     beyond: int = 0  # that step
@@ -56,10 +62,11 @@ class Guard:
         """Why a step of these numbers must not be taken: "nonfinite", "loss", "grad_norm"; or None."""
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             return "nonfinite"
-        sigmas = 0 if self.unsettled else self.sigmas
-        if sigmas and loss > self.bound("loss"):
+        if self.unsettled or not self.sigmas:
+            return None
+        if loss > self.bound("loss"):
             return "loss"
-        if sigmas and grad_norm > self.bound("grad_norm"):
+        if grad_norm > self.bound("grad_norm"):
             return "grad_norm"
         return None
 
@@ -74,10 +81,8 @@ class Guard:
 
     def explain(self, refused: str | None) -> str:
         """Say why a step was refused."""
-        if refused == "loss":
-            return f"a loss above {self.bound('loss'):.4g}"
-        if refused == "grad_norm":
-            return f"a gradient norm above {self.bound('grad_norm'):.4g}"
+        if refused in LEAST_SPREAD:
+            return f"{refused} above {self.bound(refused):.4g}"
         return "not finite"
 
     def taken(self, step: int, loss: float, grad_norm: float) -> None:
@@ -112,20 +117,12 @@ class Guard:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
-        return {
-            "loss": list(self.loss),
-            "grad_norm": list(self.grad_norm),
-            "skips": self.skips,
-            "rollbacks": self.rollbacks,
-            "beyond": self.beyond,
-            "went_to": self.went_to,
-            "unsettled": self.unsettled,
-        }
+        state = {"loss": list(self.loss), "grad_norm": list(self.grad_norm)}
+        return state | {name: getattr(self, name) for name in HISTORY}
 
     def load(self, state: dict[str, Any], history: bool = True) -> None:
         """Take up what a checkpoint kept; without history only the window of numbers."""
-        self.loss = deque(state.get("loss", []), maxlen=WINDOW)
-        self.grad_norm = deque(state.get("grad_norm", []), maxlen=WINDOW)
-        if history:
-            for name in ("skips", "rollbacks", "beyond", "went_to", "unsettled"):
-                setattr(self, name, state.get(name, 0))
+        self.loss = new_window(state.get("loss", ()))
+        self.grad_norm = new_window(state.get("grad_norm", ()))
+        for name in HISTORY if history else ():
+            setattr(self, name, state.get(name, 0))

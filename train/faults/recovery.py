@@ -9,6 +9,7 @@ that is killed meanwhile decides the same again; it comes to the same weights wh
 
 import dataclasses
 import logging
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ from train.data.manifest import DataError
 from train.data.mixture import Gap, sample_range, with_gap
 from train.data.sample_text import list_documents
 from train.distributed.world import from_first
-from train.faults.double_check import describe, find_suspects
+from train.faults.double_check import describe_suspects, find_suspects
 from train.faults.guard import LOOK_BACK, MAX_ROLLBACKS, GuardError
 from train.step import StepNumbers
 
@@ -41,10 +42,10 @@ def resume(job: "Job", changes: dict[str, list], is_streamed: bool = False) -> N
     changes: settings that are other than they were: name -> [old, new]. is_streamed: shards are still
     being made, so that the data cannot be compared yet. Raises CheckpointError, DataError, RunFolderError.
     """
-    found = find.latest_for_all(job.paths.checkpoints, job.world)
-    if found is None:
+    latest = find.latest_for_all(job.paths.checkpoints, job.world)
+    if latest is None:
         return start_anew(job)
-    folder, manifest = found
+    folder, manifest = latest
     fingerprint = manifest["data"]["fingerprint"]
     if fingerprint != job.data_fingerprint:
         raise other_data(folder, f"fingerprint {fingerprint}, now {job.data_fingerprint}")
@@ -82,8 +83,7 @@ def start_anew(job: "Job") -> None:
 
 def check_data(job: "Job", opened: dict[str, Any]) -> None:
     """Raises DataError unless the shards that a checkpoint has opened are those that there are, in the same groups."""
-    name = job.loader.differs(opened, job.step, job.gaps) if opened else None
-    if name:
+    if opened and (name := job.loader.differs(opened, job.step, job.gaps)):
         folder = job.loader.sources[job.loader.mixture.names.index(name)].folder
         raise other_data(job.paths.checkpoints, f"the shards of {name} in {folder}")
 
@@ -141,14 +141,13 @@ def skip_step(job: "Job", batch: Batch, numbers: StepNumbers, seconds: float) ->
         hook.after_refusal(job, batch)
     config, step = job.config, job.step + 1
     names = job.loader.names(numbers.samples) if job.world.is_first else []
-    facts: dict[str, Any] = {"loss": numbers.loss, "grad_norm": numbers.grad_norm}
     first, last = min(numbers.samples), max(numbers.samples)
-    suspects = []
+    facts = {}
     if not config.lora_dropout:  # else another mask gives another loss
         with job.activity("computing a refused step again", config.start_timeout_s):
-            suspects = find_suspects(job, batch, numbers.losses)
-    if suspects:
-        facts["suspects"] = suspects
+            if suspects := find_suspects(job, batch, numbers.losses):
+                facts["suspects"] = suspects
+                job.recorder.say(describe_suspects(suspects, job.world.device_name))
     job.recorder.event(
         "skip",
         step,
@@ -158,19 +157,16 @@ def skip_step(job: "Job", batch: Batch, numbers: StepNumbers, seconds: float) ->
         names=names if numbers.refused == "nonfinite" else names[:16],
         documents=documents_of(job, numbers.samples),
         step_ms=1000 * seconds,
+        loss=numbers.loss,
+        grad_norm=numbers.grad_norm,
         **facts,
     )
-    shown = ", ".join(names[:4])
-    if len(names) > 4:
-        shown += f" and {len(names) - 4} more"
     job.recorder.say(
         f"step {step}: loss={numbers.loss:.4g} grad_norm={numbers.grad_norm:.4g}: "
         f"{job.guard.explain(numbers.refused)}. The weights were not touched, the step is skipped. "
-        f"Samples {first} to {last}: {shown}. Their losses one by one: make replay "
-        f"RUN_NAME={config.run_name} STEP={step}"
+        f"Samples {first} to {last}, the first: {', '.join(names[:4])}. Their losses one by one: "
+        f"make replay RUN_NAME={config.run_name} STEP={step}"
     )
-    if suspects:
-        job.recorder.say(describe(suspects, job.world.device_name))
     job.gaps = with_gap(job.gaps, job.step, config.batch_windows)
     for hook in job.hooks:
         hook.after_skip(job)
@@ -192,32 +188,30 @@ def documents_of(job: "Job", samples: Sequence[int]) -> list[dict[str, Any]]:
 
 def go_back(job: "Job") -> None:
     """Take up the last good checkpoint, passing over the samples that led here, unless a hook knows a better state."""
-    what = f"step {job.step}: {job.guard.skips} steps in a row were skipped"
+    guard, root = job.guard, job.paths.checkpoints
+    what = f"step {job.step}: {guard.skips} steps in a row were skipped"
     advice = "Lower LEARNING_RATE, or look at the samples that metrics.jsonl names"
-    if job.guard.gives_up:
-        raise GuardError(
-            f"{what}, and going back {job.guard.rollbacks} times did not help. {advice}"
-        )
+    if guard.gives_up:
+        raise GuardError(f"{what}, and going back {guard.rollbacks} times did not help. {advice}")
     if any(hook.roll_back(job, what) for hook in job.hooks):
         return
     began, here = time.perf_counter(), job.step
     job.saver.wait()
     # A checkpoint from which the run went astray once may be the cause itself.
-    before = job.guard.went_to if job.guard.rollbacks else None
-    found = find.latest_for_all(
-        job.paths.checkpoints, job.world, before, what="rolled-back"
-    ) or find.latest_for_all(job.paths.checkpoints, job.world)
-    if found is None:
+    before = guard.went_to if guard.rollbacks else math.inf
+    good = find.latest_for_all(root, job.world, before, "rolled-back")
+    good = good or find.latest_for_all(root, job.world)
+    if good is None:
         raise GuardError(f"{what}, and there is no checkpoint to go back to. {advice}")
-    folder, manifest = found
+    folder, manifest = good
     load(job, folder, manifest)
-    job.guard.load(manifest.get("guard", {}), history=False)
-    job.guard.went_back(here, job.step)
+    guard.load(manifest.get("guard", {}), history=False)
+    guard.went_back(here, job.step)
     since = max(job.step, here - LOOK_BACK)
     pass_over(job, here, since, began)
     job.recorder.say(
-        f"{what}: went back to {folder.name} (rollback {job.guard.rollbacks} of "
-        f"{MAX_ROLLBACKS}); {job.gaps[-1].windows} samples from step {since} on are passed over"
+        f"{what}: went back to {folder.name} (rollback {guard.rollbacks} of {MAX_ROLLBACKS}); "
+        f"{job.gaps[-1].windows} samples from step {since} on are passed over"
     )
 
 
@@ -248,5 +242,5 @@ def pass_over(job: "Job", here: int, since: int, began: float, **values: float) 
 def put_aside_later_checkpoints(job: "Job") -> None:
     """Rename the checkpoints behind job.step, which know of steps that are lost. Raises CheckpointError, on all ranks."""
     job.saver.wait()
-    find.set_aside_together(job.paths.checkpoints, job.world, job.step, "rolled-back")
+    find.set_aside_later(job.paths.checkpoints, job.world, job.step, "rolled-back")
     job.saver.sound = {step for step in job.saver.sound if step <= job.step}

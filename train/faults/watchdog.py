@@ -38,6 +38,7 @@ LATE_S = 2.0  # a look that comes so much too late: perhaps the process was stop
 KEEPER_S = 3.0  # for stuck_python.py to say for how long, and to end
 THREAD = re.compile(r"^(?:Current thread|Thread) .*$", re.MULTILINE)
 FRAME = re.compile(r'  File "(.+)", line (\d+) in (.+)')
+WAITING = ("_engine_run_backward", "read_numbers", "sum_over_ranks")  # for other ranks
 
 
 class Watchdog:
@@ -139,9 +140,9 @@ class Watchdog:
         silent_s = now - self.since
         if silent_s > self.limit_s:
             hint = f" (see {self.setting})" if self.setting else ""
-            self.bark(f"no progress in {self.doing} for {silent_s:.0f} s{hint}")
+            self.report_hang(f"no progress in {self.doing} for {silent_s:.0f} s{hint}")
 
-    def bark(self, why: str) -> None:
+    def report_hang(self, why: str) -> None:
         """Write the stacks, say where this process stands, and end it, unless it makes progress meanwhile."""
         since = self.since
         if self.file:
@@ -149,13 +150,8 @@ class Watchdog:
             self.file.flush()
             faulthandler.dump_traceback(self.file, all_threads=True)
             self.file.flush()
-        log.error(
-            "rank=%d host=%s: %s; %s",
-            self.rank,
-            self.host,
-            why,
-            place(main_stack(self.folder / f"rank_{self.rank}.txt")),
-        )
+        frames = read_frames(Path(self.file.name)) if self.file else []
+        log.error("rank=%d host=%s: %s; %s", self.rank, self.host, why, locate(frames))
         # Whoever ends breaks the others' connections.
         time.sleep(GATHER_S if self.rank == 0 else 2 * GATHER_S)
         if self.since != since:
@@ -169,63 +165,49 @@ class Watchdog:
         os._exit(HUNG)
 
 
-def main_stack(path: Path) -> list[tuple[str, str, str]]:
-    """(file, line, function) of the main thread in a file of stacks, innermost first; [] if there is none."""
-    with contextlib.suppress(OSError):
-        text = path.read_text(encoding="utf-8", errors="replace")
-        _, *blocks = THREAD.split(text)
-        if blocks:
-            return FRAME.findall(blocks[-1])  # the main thread is the oldest, and listed last
-    return []
+def read_frames(path: Path) -> list[tuple[str, str, str]]:
+    """Return (file, line, function) of the main thread in a file of stacks, innermost first."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return FRAME.findall(THREAD.split(text)[-1])  # the oldest thread is listed last
 
 
-def place(stack: list[tuple[str, str, str]]) -> str:
-    """Where a process stands, in words: the innermost line of ours, and what it called there."""
-    if not stack:
-        return "where it stands is not known"
-    ours = stack[0]
-    for frame in reversed(stack):
-        if "/train/" in frame[0] and "site-packages" not in frame[0]:
-            ours = frame
-    text = "it is at {}:{} in {}".format(*ours)
-    if ours != stack[0]:
-        text += ", inside {2} ({0}:{1})".format(*stack[0])
-    return text
+def locate(frames: list[tuple[str, str, str]]) -> str:
+    """Say where a process stands: at the innermost line of ours, if there is one."""
+    own = [frame for frame in frames if "/train/" in frame[0] and "site-packages" not in frame[0]]
+    for frame in own or frames:
+        return "it is at {}:{} in {}".format(*frame)
+    return "where it stands is not known"
 
 
-def waits(stack: list[tuple[str, str, str]]) -> bool:
-    """Whether a process only waits for others, as far as its innermost line shows."""
-    if not stack:
-        return False
-    file, _, function = stack[0]
-    calls = ("_engine_run_backward", "read_numbers", "sum_over_ranks")
-    return "torch/distributed" in file or function in calls
+def describe_stacks(path: Path) -> str:
+    """Say of a rank that left its stacks whether it HANGS or waits for others, and where."""
+    frames = read_frames(path)
+    what = "HANGS"
+    if frames and ("torch/distributed" in frames[0][0] or frames[0][2] in WAITING):
+        what = "waits for others"
+    cause = path.read_text(encoding="utf-8", errors="replace").split("\n", 1)[0]
+    rank = path.stem.replace("_", " ")
+    if not cause.startswith(rank):  # stuck_python.py had the stacks written
+        cause = f"{rank}: Python itself is stuck, in C code that keeps its lock"
+    return f"{what}: {cause}; {locate(frames)} ({path})"
 
 
 def report(folder: Path) -> list[str]:
     """A line for each rank that left its stacks, those first that did not merely wait for others."""
-    lines = []
     paths = [path for path in folder.glob("rank_*.txt") if path.stat().st_size]
-    for path in sorted(paths, key=lambda path: int(path.stem.removeprefix("rank_"))):
-        head = path.read_text(encoding="utf-8", errors="replace").split("\n", 1)[0]
-        rank = path.stem.replace("_", " ")
-        who = head if head.startswith(rank) else f"{rank}: stuck, and with it Python itself"
-        stack = main_stack(path)
-        what = "waits for others" if waits(stack) else "HANGS"
-        lines.append(f"{what}: {who}; {place(stack)} ({path})")
+    paths.sort(key=lambda path: int(path.stem.removeprefix("rank_")))
+    lines = map(describe_stacks, paths)
     return sorted(lines, key=lambda line: not line.startswith("HANGS"))
 
 
-def put_away(folder: Path) -> list[str]:
+def set_aside_stacks(folder: Path) -> list[str]:
     """What the last attempt's stacks say, for this one to repeat; they are kept as hang/attempt_TIME/."""
-    if not folder.is_dir():
-        return []
     lines = report(folder)
-    kept = folder / time.strftime("attempt_%Y%m%d_%H%M%S")
+    aside = folder / time.strftime("attempt_%Y%m%d_%H%M%S")
     for path in folder.glob("rank_*.txt"):
         if path.stat().st_size == 0:
             path.unlink()
             continue
-        kept.mkdir(exist_ok=True)
-        path.rename(kept / path.name)
-    return [line.replace(str(folder), str(kept)) for line in lines]
+        aside.mkdir(exist_ok=True)
+        path.rename(aside / path.name)
+    return [line.replace(str(folder), str(aside)) for line in lines]

@@ -53,7 +53,7 @@ class ChangedData(Hook):
         good = min(from_all(self.find_good_step(job, batch)))
         job.saver.wait()
         if good < job.step:
-            find.set_aside_together(job.paths.checkpoints, job.world, good, "changed-data")
+            find.set_aside_later(job.paths.checkpoints, job.world, good, "changed-data")
         elif good not in from_first(find.committed(job.paths.checkpoints)):
             save(job, wait=True)
         saved = from_first(find.committed(job.paths.checkpoints))

@@ -7,7 +7,6 @@ import statistics
 
 import pytest
 
-from train.data.mixture import Gap, sample_range, with_gap
 from train.faults.guard import ARMED_FROM, LOOK_BACK, WINDOW, Guard
 
 
@@ -24,59 +23,62 @@ def noisy(count, seed=1):
     return [chance.gauss(3.0, 0.2) for _ in range(count)]
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_is_refused_from_the_first_step_on(value):
-    for sigmas in (0, 8):
-        guard = fed([], sigmas=sigmas)
-        assert guard.judge(value, 1.0) == guard.judge(1.0, value) == "nonfinite"
-        assert guard.judge(1e9, 1e9) is None  # too little is known of what is usual
+NOISE = noisy(300)
+QUIET = ([2.0] * 60, [0.5] * 60)
+MIDDLE = statistics.median(NOISE[-WINDOW:])
+SPREAD = statistics.median([abs(loss - MIDDLE) for loss in NOISE[-WINDOW:]])
+BOUND = MIDDLE + 8 * 1.4826 * SPREAD
 
 
-def test_a_spike_lies_beyond_so_many_robust_deviations_of_the_window():
-    losses = noisy(300)
-    last = losses[-WINDOW:]
-    middle = statistics.median(last)
-    bound = middle + 8 * 1.4826 * statistics.median([abs(x - middle) for x in last])
-    guard = fed(losses)
-    assert guard.bound("loss") == pytest.approx(bound)
-    assert guard.judge(bound * 1.001, 1.0) == "loss" and guard.judge(bound * 0.999, 1.0) is None
-    assert guard.judge(-100.0, 0.0) is None  # only what is too large
-    assert fed(losses, sigmas=0).judge(1e9, 1e9) is None
+@pytest.mark.parametrize(
+    ("guard", "loss", "norm", "refused"),
+    [
+        *(
+            (fed([], sigmas=sigmas), *numbers, "nonfinite")
+            for sigmas in (0, 8)
+            for value in (math.nan, math.inf, -math.inf)
+            for numbers in ((value, 1.0), (1.0, value))
+        ),
+        # Too little is known of what is usual.
+        (fed([2.0] * (ARMED_FROM - 1)), 1e9, 1e9, None),
+        (fed([2.0] * ARMED_FROM), 100.0, 1.0, "loss"),
+        # So many robust deviations of the window.
+        (fed(NOISE), BOUND * 1.001, 1.0, "loss"),
+        (fed(NOISE), BOUND * 0.999, 1.0, None),
+        (fed(NOISE), -100.0, 0.0, None),
+        (fed(NOISE, sigmas=0), 1e9, 1e9, None),
+        # A quiet stretch makes it no more nervous: 16% of the median loss, three times the median norm.
+        (fed(*QUIET), 2.31, 1.49, None),
+        (fed(*QUIET), 2.33, 0.5, "loss"),
+        (fed(*QUIET), 2.0, 1.51, "grad_norm"),
+    ],
+)
+def test_a_step_is_refused_by_its_numbers(guard, loss, norm, refused):
+    assert guard.judge(loss, norm) == refused
+
+
+def test_one_wild_value_in_the_window_does_not_move_the_bound():
+    wild = fed([*NOISE[:250], 1e6, *NOISE[250:]])
+    assert wild.bound("loss") == pytest.approx(fed(NOISE).bound("loss"), rel=0.02)
 
 
 @pytest.mark.parametrize(("every", "unsettled"), [(30, 5), (4, 2), (1, 0)])
 def test_behind_an_exchange_spikes_are_let_pass_and_not_remembered(every, unsettled):
     """For a few steps, and never so many that none is left before the next."""
-    guard = fed([2.0] * 60, [0.5] * 60)
+    guard = fed(*QUIET)
     guard.exchanged(every)
     for step in range(unsettled):
         assert guard.judge(9.0, 9.0) is None and guard.judge(math.nan, 1.0) == "nonfinite"
-        again = Guard(8)
-        again.load(json.loads(json.dumps(guard.state())))
-        assert again.unsettled == unsettled - step
+        assert reloaded(guard).unsettled == unsettled - step
         guard.taken(61 + step, 9.0, 9.0)
     assert guard.judge(9.0, 0.5) == "loss" and set(guard.loss) == {2.0}
 
 
-def test_a_quiet_stretch_makes_the_guard_no_more_nervous_than_so():
-    guard = fed([2.0] * 60, [0.5] * 60)
-    assert (guard.judge(2.31, 0.5), guard.judge(2.33, 0.5)) == (None, "loss")  # 16% of the median
-    assert (guard.judge(2.0, 1.49), guard.judge(2.0, 1.51)) == (
-        None,
-        "grad_norm",
-    )  # three times the median
-
-
-def test_spikes_are_looked_for_once_enough_steps_are_known():
-    assert fed([2.0] * (ARMED_FROM - 1)).judge(100.0, 1.0) is None
-    assert fed([2.0] * ARMED_FROM).judge(100.0, 1.0) == "loss"
-
-
-def test_one_wild_value_in_the_window_does_not_move_the_bound():
-    losses = noisy(100)
-    assert fed([*losses[:50], 1e6, *losses[50:]]).bound("loss") == pytest.approx(
-        fed(losses).bound("loss"), rel=0.02
-    )
+def reloaded(guard, **how):
+    """A guard that has loaded what this one saves."""
+    again = Guard(8)
+    again.load(json.loads(json.dumps(guard.state())), **how)
+    return again
 
 
 def test_a_run_goes_back_after_so_many_skips_in_a_row_and_no_sooner():
@@ -102,44 +104,15 @@ def test_a_run_gives_up_only_if_it_does_not_get_beyond_the_place():
 def test_a_guard_from_a_checkpoint_decides_as_one_that_was_never_stopped():
     losses, norms = noisy(200), noisy(200, seed=9)
     whole = fed(losses, norms)
-    whole.skipped()
-    whole.went_back(190, to=180)
     first = fed(losses[:150], norms[:150])
-    resumed = fed([])
-    resumed.load(json.loads(json.dumps(first.state())))
+    resumed = reloaded(first)
     for step in range(150, 200):
         resumed.taken(step + 1, losses[step], norms[step])
-    resumed.skipped()
-    resumed.went_back(190, to=180)
-    assert resumed.state() == whole.state()
-    assert resumed.bound("loss") == whole.bound("loss") and resumed.bound(
-        "grad_norm"
-    ) == whole.bound("grad_norm")
-    after = fed([2.0] * 40)
-    after.went_back(40, to=30)
-    after.load(first.state(), history=False)
-    assert after.rollbacks == 1 and after.bound("loss") == first.bound("loss")
-
-
-# ---- The samples that are passed over
-
-
-def samples(gaps, steps, windows=10):
-    return [i for step in steps for i in sample_range(step, windows, gaps=gaps)]
-
-
-def test_a_skipped_step_gives_its_place_to_the_next_samples():
-    gaps = with_gap(with_gap((), 4, 10), 4, 10)  # two in a row
-    assert gaps == (Gap(4, 20),)
-    assert samples(gaps, range(6)) == [*range(40), *range(60, 80)]
-
-
-def test_going_back_passes_over_what_led_there_and_what_was_skipped_on_the_way():
-    gaps = with_gap(with_gap((), 2, 10), 7, 30)  # samples 20..29, then three steps at 7: 80..109
-    before = samples(gaps, range(7))
-    gaps = with_gap(
-        gaps, 7, 3 * 10, since=4
-    )  # back to 4 or before: steps 5, 6 and 7 are passed over too
-    assert samples(gaps, range(4)) == before[:40]  # what came before is as it was
-    assert samples(gaps, range(4, 6)) == list(range(110, 130))
-    assert gaps == (Gap(2, 10), Gap(4, 60))
+    for guard in (whole, resumed):
+        guard.skipped()
+        guard.went_back(190, to=180)
+    assert reloaded(resumed) == resumed == whole
+    later = fed([2.0] * 40)
+    later.went_back(40, to=30)
+    later.load(first.state(), history=False)
+    assert later.rollbacks == 1 and later.loss == first.loss

@@ -1,10 +1,10 @@
 """train/faults/watchdog.py: a process that hangs leaves its stacks, says where it stands, and ends."""
 
+import re
 import signal
 import subprocess
 import sys
 import time
-from types import SimpleNamespace
 
 import pytest
 
@@ -56,12 +56,8 @@ def hang(folder, rank, what):
 @pytest.mark.fault(19)
 def test_a_process_that_sleeps_says_where_and_ends_with_the_code_of_a_failure(tmp_path):
     code, out = hang(tmp_path / "hang", 0, "asleep")
-    assert code == watchdog.HUNG == 1
-    assert (
-        "rank=0 host=here: no progress in step 7 for" in out
-        and "in stuck" in out
-        and "at the end" in out
-    )
+    assert code == watchdog.HUNG == 1 and "at the end" in out
+    assert re.search(r"rank=0 host=here: no progress in step 7 for .*:\d+ in stuck\n", out)
     assert "HANGS: rank 0 on here" in out
     stacks = (tmp_path / "hang" / "rank_0.txt").read_text()
     assert "Current thread" in stacks and "in stuck" in stacks
@@ -70,13 +66,10 @@ def test_a_process_that_sleeps_says_where_and_ends_with_the_code_of_a_failure(tm
 @pytest.mark.fault(19)
 def test_a_process_in_which_python_itself_is_stuck_leaves_its_stacks_too(tmp_path):
     assert hang(tmp_path / "hang", 3, "with Python")[0] == -signal.SIGKILL
-    (line,) = watchdog.put_away(tmp_path / "hang")
-    assert (
-        line.startswith("HANGS: rank 3: stuck, and with it Python itself; it is at")
-        and "in stuck" in line
-    )
-    (kept,) = (tmp_path / "hang").iterdir()
-    assert str(kept / "rank_3.txt") in line and (kept / "rank_3.txt").exists()
+    (line,) = watchdog.set_aside_stacks(tmp_path / "hang")
+    (aside,) = (tmp_path / "hang").iterdir()
+    path = re.escape(str(aside / "rank_3.txt"))
+    assert re.fullmatch(rf"HANGS: rank 3: Python itself is stuck.*:\d+ in stuck \({path}\)", line)
 
 
 def test_a_hang_that_ends_while_it_is_reported_is_none(tmp_path):
@@ -86,16 +79,15 @@ def test_a_hang_that_ends_while_it_is_reported_is_none(tmp_path):
 
 
 class Looks:
-    """The times between the watchdog's looks, by a clock of its own; `before` is called ahead of each."""
+    """The times between the watchdog's looks, by a clock of its own."""
 
-    def __init__(self, *waits: float, before=lambda look: None):
-        self.now, self.waits, self.before, self.look = 0.0, list(waits), before, 0
+    def __init__(self, *waits: float, before=lambda: None):
+        self.now, self.waits, self.before = 0.0, list(waits), before
 
     def wait(self, seconds):
         if not self.waits:
             return True
-        self.before(self.look)
-        self.look += 1
+        self.before()
         self.now += self.waits.pop(0)
         return False
 
@@ -103,69 +95,51 @@ class Looks:
         return self.now
 
 
-def barks(tmp_path, monkeypatch, looks, limit_s):
-    """How often it barks at these looks."""
-    barked: list[str] = []
-    monkeypatch.setattr(Watchdog, "bark", lambda dog, why: barked.append(why))
+@pytest.fixture
+def dog(tmp_path, monkeypatch):
+    """One that remembers what it would report, and looks when it is told to."""
+    reports: list[str] = []
+    monkeypatch.setattr(Watchdog, "report_hang", lambda dog, why: reports.append(why))
     dog = Watchdog(tmp_path / "hang", 0, "here")
     dog.release()
-    monkeypatch.setattr(watchdog, "time", looks)
-    monkeypatch.setattr(dog, "over", looks)
-    dog.expect("step 7", limit_s)
-    dog.watch()
-    monkeypatch.undo()
-    return len(barked)
+    dog.reports = reports
+    return dog
+
+
+def look(dog, monkeypatch, looks, limit_s):
+    with monkeypatch.context() as patch:
+        patch.setattr(watchdog, "time", looks)
+        patch.setattr(dog, "over", looks)
+        dog.expect("step 7", limit_s)
+        dog.watch()
 
 
 @pytest.mark.fault(44)
 @pytest.mark.parametrize(
-    ("late_s", "stopped_s", "hangs"),
+    ("late_s", "stopped_s", "more", "hangs"),
     [
-        (70.0, 70.0, False),
-        (100_000.0, 100_000.0, False),
-        (70.0, 0.0, True),  # it ran, and a call in C kept the lock
-        (1.5, 0.0, True),
+        (70.0, 70.0, 2, False),
+        (100_000.0, 100_000.0, 2, False),
+        (70.0, 0.0, 2, True),  # it ran, and a call in C kept the lock
+        (1.5, 0.0, 2, True),
+        (70.0, 70.0, 12, True),  # a hang after a stop
     ],
 )
 def test_time_in_which_the_process_was_stopped_does_not_count(
-    tmp_path, monkeypatch, late_s, stopped_s, hangs
+    dog, monkeypatch, late_s, stopped_s, more, hangs
 ):
     """SIGSTOP for longer than a step may take, as the process beside says."""
-    monkeypatch.setattr(Watchdog, "ask_stopped", lambda dog: stopped_s)
-    look = watchdog.LOOK_S
-    looks = Looks(look, look, late_s + look, look, look)
-    assert bool(barks(tmp_path, monkeypatch, looks, limit_s=2.0)) is hangs
+    monkeypatch.setattr(dog, "ask_stopped", lambda: stopped_s)
+    look_s = watchdog.LOOK_S
+    look(dog, monkeypatch, Looks(look_s, look_s, late_s + look_s, *[look_s] * more), limit_s=2.0)
+    assert bool(dog.reports) is hangs
 
 
-def test_a_hang_behind_a_stop_is_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(Watchdog, "ask_stopped", lambda dog: 70.0)
-    look = watchdog.LOOK_S
-    assert barks(tmp_path, monkeypatch, Looks(look, 70.0, *[look] * 12), limit_s=2.0) > 0
-
-
-@pytest.mark.parametrize("stopped", ["the process", "both"])
-def test_the_process_beside_says_for_how_long_one_was_stopped(stopped):
-    process = subprocess.Popen(["sleep", "60"])
-    beside = subprocess.Popen(
-        [sys.executable, "-I", "-S", watchdog.stuck_python.__file__, str(process.pid)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    both = [process, beside] if stopped == "both" else [process]
-    try:
-        assert beside.stdin and beside.stdout
-        time.sleep(0.5)
-        for one in both:
-            one.send_signal(signal.SIGSTOP)
-        time.sleep(6)
-        for one in both:
-            one.send_signal(signal.SIGCONT)
-        assert float(beside.stdout.readline()) > 3  # in ticks of a second
-        beside.stdin.close()
-        assert beside.wait(30) == 0
-    finally:
-        process.kill()
-        beside.kill()
+def test_progress_keeps_it_quiet_and_nothing_is_left_behind(dog, tmp_path, monkeypatch):
+    monkeypatch.setattr(dog, "ask_stopped", lambda: 0.0)
+    looks = Looks(50, 50, 50, 50, before=lambda: dog.expect("step 7", 60))
+    look(dog, monkeypatch, looks, limit_s=60)
+    assert dog.reports == [] and not (tmp_path / "hang").exists()
 
 
 def test_a_process_beside_that_was_stopped_keeps_nobody(tmp_path, monkeypatch):
@@ -179,12 +153,8 @@ def test_a_process_beside_that_was_stopped_keeps_nobody(tmp_path, monkeypatch):
 @pytest.mark.fault(44)
 def test_a_process_that_is_stopped_is_not_ended_from_outside(tmp_path):
     """Longer than its Python may be stuck."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HANGS, tmp_path / "hang", "0", "with Python"],
-        cwd=ROOT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    command = [sys.executable, "-c", HANGS, tmp_path / "hang", "0", "with Python"]
+    process = subprocess.Popen(command, cwd=ROOT)
     try:
         stacks = tmp_path / "hang" / "rank_0.txt"
         wait_until(stacks.exists)
@@ -197,35 +167,6 @@ def test_a_process_that_is_stopped_is_not_ended_from_outside(tmp_path):
         process.kill()
 
 
-def test_progress_keeps_it_quiet_and_nothing_is_left_behind(tmp_path, monkeypatch):
-    """By a clock of our own, at which it looks often."""
-    now, looks, barked = [0.0], list[float](), list[str]()
-    monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(watchdog, "LOOK_S", 0.01)
-    monkeypatch.setattr(
-        Watchdog, "bark", lambda dog, why: barked.append(why)
-    )  # it would end this process
-    look = Watchdog.look
-
-    def count(dog, now):
-        look(dog, now)
-        looks.append(now)
-
-    monkeypatch.setattr(Watchdog, "look", count)
-    dog = Watchdog(tmp_path / "hang", 0, "here")
-    for _ in range(4):
-        dog.expect("step", 60)
-        now[0] += 50
-        seen, deadline = len(looks), time.monotonic() + 60
-        while len(looks) < seen + 2:  # a whole look since then
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-    dog.release()
-    now[0] += 100
-    time.sleep(0.1)
-    assert barked == [] and not (tmp_path / "hang").exists()
-
-
 def test_without_a_place_for_stacks_all_else_works(tmp_path):
     (tmp_path / "hang").write_text("in the way")
     dog = Watchdog(tmp_path / "hang", 0, "here")
@@ -233,36 +174,34 @@ def test_without_a_place_for_stacks_all_else_works(tmp_path):
     dog.release()
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """Stacks of three ranks: the second reads a shard, the others wait for it."""
-    wait = (
-        'Current thread 0x1 (most recent call first):\n  File "/x/train/faults/watchdog.py", line 9 in bark\n\n'
-        'Thread 0x2 (most recent call first):\n  File "/venv/torch/distributed/c10d.py", line 5 in {}\n'
-        '  File "/x/train/step.py", line 60 in train_step\n'
-    )
-    read = wait.replace("/venv/torch/distributed/c10d.py", "/x/train/data/batch.py").format("read")
-    for rank, text in enumerate((wait.format("all_reduce"), read, wait.format("all_reduce"))):
-        (tmp_path / f"rank_{rank}.txt").write_text(
-            f"rank {rank} on host{rank}: no progress in step 7 for 60 s\n{text}"
-        )
+STACKS = """rank {rank} on host{rank}: no progress in step 7 for 60 s
+Current thread 0x1 (most recent call first):
+  File "/x/train/faults/watchdog.py", line 9 in report_hang
+
+Thread 0x2 (most recent call first):
+  File "{file}", line 5 in {function}
+  File "/x/train/step.py", line 60 in train_step
+"""
+
+
+def test_the_rank_that_does_not_merely_wait_is_named_first_and_stacks_are_kept(tmp_path):
+    """The second of three reads a shard, the others wait for it; a fourth left nothing."""
+    waits = ("/venv/site-packages/torch/distributed/c10d.py", "all_reduce")
+    for rank, (file, function) in enumerate((waits, ("/x/train/data/batch.py", "read"), waits)):
+        stacks = STACKS.format(rank=rank, file=file, function=function)
+        (tmp_path / f"rank_{rank}.txt").write_text(stacks)
     (tmp_path / "rank_3.txt").touch()
-    return tmp_path
-
-
-def test_the_rank_that_does_not_merely_wait_is_named_first(folder):
-    lines = watchdog.report(folder)
-    assert [line.split(" on ")[0] for line in lines] == [
+    assert [line.partition(" on ")[0] for line in watchdog.report(tmp_path)] == [
         "HANGS: rank 1",
         "waits for others: rank 0",
         "waits for others: rank 2",
     ]
+    lines = watchdog.set_aside_stacks(tmp_path)
     assert "it is at /x/train/data/batch.py:5 in read" in lines[0]
-    assert "it is at /x/train/step.py:60 in train_step, inside all_reduce" in lines[1]
-
-
-def test_the_stacks_of_an_attempt_are_kept_out_of_the_way_of_the_next(folder):
-    assert len(watchdog.put_away(folder)) == 3
-    (kept,) = folder.iterdir()
-    assert sorted(path.name for path in kept.iterdir()) == [f"rank_{rank}.txt" for rank in range(3)]
-    assert watchdog.put_away(folder) == [] and watchdog.put_away(folder / "absent") == []
+    assert "it is at /x/train/step.py:60 in train_step" in lines[1]
+    (aside,) = tmp_path.iterdir()
+    names = sorted(path.name for path in aside.iterdir())
+    assert names == [f"rank_{rank}.txt" for rank in range(3)]
+    assert (
+        watchdog.set_aside_stacks(tmp_path) == watchdog.set_aside_stacks(tmp_path / "absent") == []
+    )

@@ -162,7 +162,7 @@ def test_only_an_evaluation_that_beats_all_checkpoints_asks_for_one(tiny, tmp_pa
     checkpointing.save(job, wait=True)
     job.step = 6
     assert not is_best(6, 2.0) and is_best(6, 1.5)
-    find.set_aside(job.paths.checkpoints, 2, "rolled-back")
+    find.set_aside_later(job.paths.checkpoints, job.world, 2, "rolled-back")
     assert is_best(6, 2.5)
     other, hook = with_hook(tiny, tmp_path, step=4)
     hook.validated_at, hook.validation_loss = 4, 0.1
