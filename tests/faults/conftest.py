@@ -7,10 +7,7 @@ import os
 import pytest
 
 from tests.conftest import make_data
-from tests.running import ROOT, environment, train
-
-LAUNCH = [str(ROOT / "scripts" / "launch.sh")]
-STEPS = {"MAX_STEPS": 24, "SAVE_EVERY": 8, "EVAL_TOKENS": 256, "SAMPLE_TOKENS": 0}
+from tests.faults.trial import STEPS, Trial
 
 
 @pytest.fixture(scope="session")
@@ -22,40 +19,42 @@ def shared(tmp_path_factory):
     return folder
 
 
-@contextlib.contextmanager
-def made_once(folder):
-    """Whether the caller is to fill this folder; the others wait until it has."""
+def make_once(folder, make):
+    """Call make(), which fills this folder, in one process; the others wait until it has."""
     folder.mkdir(exist_ok=True)
     with open(folder / ".making", "a+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        yield not (folder / ".made").exists()
-        (folder / ".made").touch()
+        if not (folder / ".made").exists():
+            make()
+            (folder / ".made").touch()
 
 
 @pytest.fixture(scope="session")
 def data(shared):
     """Settings that find a DATA_DIR for TINY. Do not write to it."""
-    folder = shared / "data"
-    with made_once(folder) as mine:
-        if mine:
-            make_data(folder / "tiny")
-    return {"DATA_DIR": str(folder / "tiny"), "TOKENIZER": str(folder / "tiny" / "tokenizer.json")}
-
-
-def reference(folder, data, nproc):
-    with made_once(folder) as mine:
-        if mine:
-            train(environment(folder, data, NPROC=nproc, **STEPS), command=LAUNCH)
-    return folder / "run"
+    folder = shared / "data" / "tiny"
+    make_once(folder.parent, lambda: make_data(folder))
+    return {"DATA_DIR": str(folder), "TOKENIZER": str(folder / "tokenizer.json")}
 
 
 @pytest.fixture(scope="session")
 def alone(shared, data):
     """A run of one process and STEPS."""
-    return reference(shared / "alone", data, 1)
+    trial = Trial(shared / "alone", data, **STEPS)
+    make_once(trial.folder, trial.train)
+    return trial
 
 
 @pytest.fixture(scope="session")
 def pair(shared, data):
     """A run of two processes and STEPS."""
-    return reference(shared / "pair", data, 2)
+    trial = Trial(shared / "pair", data, **STEPS, NPROC=2)
+    make_once(trial.folder, trial.train)
+    return trial
+
+
+@pytest.fixture
+def trial(tmp_path, data):
+    """A run of STEPS in the test's folder."""
+    with contextlib.closing(Trial(tmp_path, data, **STEPS)) as trial:
+        yield trial

@@ -24,13 +24,8 @@ from settings import ROOT
 REPOSITORY = "GBaker/MedQA-USMLE-4-options"
 REVISION = "0123456789abcdef" * 2 + "01234567"
 PAGE = b"<!DOCTYPE html><html><title>Sign in to the campus network</title></html>"
-LFS_SUFFIXES = (
-    ".parquet",
-    ".gz",
-    ".zst",
-    ".arrow",
-    ".safetensors",
-)  # what the hub keeps by its sha256
+LFS_SUFFIXES = (".parquet", ".gz", ".zst", ".safetensors")  # what the hub keeps by its sha256
+PAUSES = {"slow": 3, "hangs": 600}  # seconds
 
 
 @dataclass
@@ -45,8 +40,6 @@ class Repository:
 
 
 class Hub(http.server.ThreadingHTTPServer):
-    """manner: how the files are answered; `bad_times` says how often, then all is well."""
-
     daemon_threads = True
 
     def __init__(self, repositories):
@@ -88,46 +81,37 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self):
         self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        url = urllib.parse.urlsplit(self.path)
-        path, query = urllib.parse.unquote(url.path).strip("/"), urllib.parse.parse_qs(url.query)
-        found = next(
-            (name for name in self.server.repositories if f"/{name}/" in f"/{path}/"), None
-        )
+        path = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path).strip("/")
+        served = [name for name in self.server.repositories if f"/{name}/" in f"/{path}/"]
         line = f"{self.command} {self.path.split('?')[0]}"
-        with self.server.lock:
-            self.server.requests.append(line)
-            if found:
-                self.server.repositories[found].requests.append(line)
-        if found is None:
-            return self.send(
-                404, b'{"error": "Repository not found"}', {"X-Error-Code": "RepoNotFound"}
-            )
-        self.repository = self.server.repositories[found]
-        rest = f"/{path}/".partition(f"/{found}/")[2].strip("/")
-        kind, _, rest = rest.partition("/")
+        self.server.requests.append(line)
+        if not served:
+            error = b'{"error": "Repository not found"}'
+            return self.send(404, error, {"X-Error-Code": "RepoNotFound"})
+        self.repository = self.server.repositories[served[0]]
+        self.repository.requests.append(line)
+        files = self.repository.files
+        _, _, rest = f"/{path}/".partition(f"/{served[0]}/")
+        kind, _, rest = rest.strip("/").partition("/")
+        _, _, rest = rest.partition("/")  # what comes after the revision
         if kind in ("", "revision"):
-            return self.about(
-                {
-                    "id": found,
-                    "sha": REVISION,
-                    "private": False,
-                    "gated": False,
-                    "tags": [],
-                    "siblings": [{"rfilename": name} for name in self.repository.files],
-                }
-            )
-        rest = rest.partition("/")[2]  # behind the revision
+            siblings = [{"rfilename": name} for name in files]
+            facts = {"private": False, "gated": False, "tags": [], "siblings": siblings}
+            return self.describe({"id": served[0], "sha": REVISION, **facts})
         if kind == "tree":
-            return self.about(
-                self.tree(rest, recursive="true" in str(query.get("recursive", "")).lower())
-            )
+            return self.describe(self.tree(rest, "recursive=true" in self.path.lower()))
         if kind == "paths-info":
-            wanted = urllib.parse.parse_qs(self.body.decode()).get("paths", [])
-            return self.about(
-                [self.entry(name) for name in wanted if name in self.repository.files]
-            )
-        if kind == "resolve" and rest in self.repository.files:
-            return self.file(self.repository.files[rest], self.entry(rest))
+            paths = urllib.parse.parse_qs(self.body.decode()).get("paths", [])
+            return self.describe([self.entry(name) for name in paths if name in files])
+        if kind == "resolve" and rest in files:
+            entry = self.entry(rest)
+            headers = {
+                "ETag": f'"{entry.get("lfs", entry)["oid"]}"',
+                "X-Repo-Commit": REVISION,
+                "Accept-Ranges": "bytes",
+                "Content-Type": "application/octet-stream",
+            }
+            return self.misbehave(files[rest], headers, at="file")
         self.send(404, b"{}", {"X-Error-Code": "EntryNotFound"})
 
     do_HEAD = do_POST = do_GET
@@ -138,83 +122,54 @@ class Handler(http.server.BaseHTTPRequestHandler):
         blob = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
         entry = {"type": "file", "path": name, "size": len(content), "oid": blob}
         if name.endswith(LFS_SUFFIXES):
-            entry["lfs"] = {
-                "oid": hashlib.sha256(content).hexdigest(),
-                "size": len(content),
-                "pointerSize": 130,
-            }
+            digest = hashlib.sha256(content).hexdigest()
+            entry["lfs"] = {"oid": digest, "size": len(content), "pointerSize": 130}
         return entry
 
-    def tree(self, under, recursive):
-        """What lies in a folder of the repository."""
+    def tree(self, under, is_recursive):
+        """What lies in a folder of the repository: files and folders, or files at any depth."""
         start = f"{under}/" if under else ""
-        names = [name for name in self.repository.files if name.startswith(start)]
-        files = [name for name in names if recursive or "/" not in name.removeprefix(start)]
-        folders = {
-            start + name.removeprefix(start).split("/")[0] for name in names if name not in files
-        }
-        return [
-            {"type": "directory", "path": name, "oid": "0" * 40} for name in sorted(folders)
-        ] + [self.entry(name) for name in files]
+        entries = {}
+        for name in self.repository.files:
+            if not name.startswith(start):
+                continue
+            inner, is_deeper, _ = name.removeprefix(start).partition("/")
+            if is_deeper and not is_recursive:
+                entries[inner] = {"type": "directory", "path": start + inner, "oid": "0" * 40}
+            else:
+                entries[name] = self.entry(name)
+        return list(entries.values())
 
-    def about(self, content):
-        self.misbehave(
-            json.dumps(content).encode(), {"Content-Type": "application/json"}, at="about"
-        )
-
-    def file(self, content, entry):
-        etag = entry.get("lfs", entry)["oid"]
-        self.misbehave(
-            content,
-            {
-                "ETag": f'"{etag}"',
-                "X-Repo-Commit": REVISION,
-                "Accept-Ranges": "bytes",
-                "Content-Type": "application/octet-stream",
-            },
-            at="file",
-        )
-
-    def is_bad(self, at):
-        """Whether this answer is to be a bad one; a file is bad when it is read, or asked for its size by "head"."""
-        if self.repository.manner.partition(" ")[2] != (
-            f"head {at}" if self.command == "HEAD" else at
-        ):
-            return False
-        with self.server.lock:
-            self.repository.bad_times -= 1
-            return self.repository.bad_times >= 0
+    def describe(self, facts):
+        headers = {"Content-Type": "application/json"}
+        self.misbehave(json.dumps(facts).encode(), headers, at="about")
 
     def misbehave(self, content, headers, at):
-        """Answer, well or in the repository's manner."""
-        if not self.is_bad(at):
+        """Answer, well or in the repository's manner. A file is bad when it is read, or asked for its size by "head"."""
+        manner, _, place = self.repository.manner.partition(" ")
+        with self.server.lock:
+            is_bad = place == (f"head {at}" if self.command == "HEAD" else at)
+            self.repository.bad_times -= is_bad
+            is_bad = is_bad and self.repository.bad_times >= 0
+        if not is_bad:
             return self.send(200, content, headers)
-        manner = self.repository.manner.partition(" ")[0]
         if manner.isdigit():
             after = self.repository.retry_after
-            return self.send(
-                int(manner),
-                b'{"error": "no"}',
-                {"Content-Type": "application/json"}
-                | ({} if after is None else {"Retry-After": str(after)}),
-            )
-        if manner == "gated":
-            return self.send(403, b'{"error": "gated"}', {"X-Error-Code": "GatedRepo"})
-        if manner == "page":  # as a captive portal does: somewhere else, and with code 200
-            return self.send(200, PAGE, {"Content-Type": "text/html"})
-        if manner == "wrong":
-            return self.send(200, bytes(byte ^ 1 for byte in content), headers)
-        if manner == "slow":
-            time.sleep(3)
-            return self.send(200, content, headers)
-        if manner == "short":
-            self.close_connection = True
-            return self.send(
-                200, content[: len(content) // 2], headers | {"Content-Length": str(len(content))}
-            )
-        if manner == "hangs":
-            time.sleep(600)
-        raise AssertionError(f"no such manner: {manner}")
+            pause = {} if after is None else {"Retry-After": str(after)}
+            error = b'{"error": "no"}'
+            return self.send(int(manner), error, {"Content-Type": "application/json"} | pause)
+        time.sleep(PAUSES.get(manner, 0))
+        size = {"Content-Length": str(len(content))}
+        answers = {
+            "gated": (403, b'{"error": "gated"}', {"X-Error-Code": "GatedRepo"}),
+            # As a captive portal does: somewhere else, and with code 200.
+            "page": (200, PAGE, {"Content-Type": "text/html"}),
+            "wrong": (200, bytes(byte ^ 1 for byte in content), headers),
+            "short": (200, content[: len(content) // 2], headers | size),
+            "slow": (200, content, headers),
+        }
+        self.close_connection = manner == "short"
+        self.send(*answers[manner])
 
     def send(self, code, content, headers):
         self.send_response(code)
@@ -242,9 +197,9 @@ def questions(count=60):
 
 
 @contextmanager
-def hub(manner="good", bad_times=1000, files=None, repositories=None):
-    """A hub for as long as the block runs: with these data sets, or with one in that manner."""
-    one = {REPOSITORY: Repository(files or {"train.jsonl": questions()}, manner, bad_times)}
+def hub(files=None, repositories=None):
+    """A hub for as long as the block runs: with these data sets, or with one of these files."""
+    one = {REPOSITORY: Repository(files or {"train.jsonl": questions()})}
     running = Hub(one if repositories is None else repositories)
     threading.Thread(target=running.serve_forever, daemon=True).start()
     try:

@@ -6,12 +6,13 @@
 A fault happens once in a run, however often the run is started again, unless `every` is set.
 """
 
+import contextlib
 import ctypes
 import dataclasses
 import json
+import math
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -37,14 +38,13 @@ class Fault:
 
 # Where: module of train/, function, and whether the fault comes before it or behind it.
 POINTS = {
-    "data": ("data.prepare", "open_sources", "before"),
     "rehearsal": ("assemble", "rehearse", "before"),
     "resuming": ("faults.recovery", "resume", "before"),
     "step": ("data.batch", "Loader.batch", "behind"),
     "forward": ("model.model", "Transformer.forward", "behind"),
     "numbers": ("step", "read_numbers", "before"),
     "evaluation": ("evaluate.validation", "Evaluator.padded", "before"),
-    "save": ("checkpoint.checkpoint", "write", "before"),
+    "verify": ("checkpoint.find", "verify", "before"),
     "commit": ("checkpoint.checkpoint", "commit", "before"),
     "committed": ("checkpoint.find", "prune", "before"),
     # in the producer of a run that streams; their step is the number of shards that the source has
@@ -82,6 +82,12 @@ def processes(folder):
     return found
 
 
+def kill_processes(folder):
+    for pid, _ in processes(folder):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
 # ---------------------------------------------------------------------------------------------------
 # In the trainer
 # ---------------------------------------------------------------------------------------------------
@@ -116,11 +122,7 @@ def until_told(_):
 
 def wait_for_the_save(_):
     """Until the checkpoint that is written beside training is there, or has failed, on all ranks."""
-    for thread in threading.enumerate():
-        if (
-            thread.name == "saver"
-        ):  # it has collectives of its own, and needs nothing of the thread that waits
-            thread.join()
+    Now.job.saver.wait()  # it has collectives of its own, and needs nothing of the thread that waits
 
 
 def sleep_when_waited_for(seconds):
@@ -130,6 +132,22 @@ def sleep_when_waited_for(seconds):
     while not log.exists() or b"waiting for data" not in log.read_bytes()[known:]:
         time.sleep(0.05)
     time.sleep(seconds)
+
+
+def spoil_weights(_):
+    for weight in Now.job.model.parameters():
+        weight.data.fill_(math.nan)
+
+
+def filler():
+    """A file on the disk that has the runs."""
+    return Path(os.environ["RUNS_DIR"], "filler")
+
+
+def fill_disk(_):
+    with contextlib.suppress(OSError), open(filler(), "ab", buffering=0) as file:
+        for _ in range(4096):  # 16 MiB at most
+            file.write(bytes(4096))
 
 
 def set_clock(seconds):
@@ -151,6 +169,9 @@ ACTIONS: dict[str, Callable[[float], Any]] = {
     "no memory": no_memory,
     "until told": until_told,
     "set the clock": set_clock,
+    "spoil the weights": spoil_weights,
+    "fill the disk": fill_disk,
+    "make room": lambda _: filler().unlink(),
     "multiply": lambda factor: factor,
 }
 
@@ -160,8 +181,7 @@ class Now:
 
     step: int | None = None
     samples = range(0)
-    training = False
-    job: Any = None
+    job: Any = None  # since training began
     calls: dict[int, int] = {}  # noqa: RUF012 (there is one)
 
 
@@ -171,7 +191,8 @@ def is_due(fault, number):
         return False
     if fault.step is not None and fault.step != Now.step:
         return False
-    if fault.where == "forward" and not learning():
+    # Not in an evaluation, nor in the rehearsal of a step.
+    if fault.where == "forward" and not (Now.job and is_grad_enabled()):
         return False
     if fault.samples and (
         Now.samples.stop <= fault.samples[0] or Now.samples.start >= fault.samples[1]
@@ -182,21 +203,18 @@ def is_due(fault, number):
         return False
     if fault.every:
         return True
+    mark = f".fault_{number}_rank_{os.environ.get('RANK', 0)}"
     try:
-        mark = Path(
-            os.environ["FAULTS_FOLDER"], f".fault_{number}_rank_{os.environ.get('RANK', 0)}"
-        )
-        mark.open("x").close()
+        Path(os.environ["FAULTS_FOLDER"], mark).touch(exist_ok=False)
     except FileExistsError:
         return False
     return True
 
 
-def learning():
-    """Whether a step is made, and not an evaluation or the rehearsal of a step."""
+def is_grad_enabled():
     import torch
 
-    return torch.is_grad_enabled() and Now.training
+    return torch.is_grad_enabled()
 
 
 def wrap(function, faults, when):
@@ -236,9 +254,9 @@ def follow_steps():
     Loader.batch = followed  # type: ignore[method-assign]
     loop_train = loop.train
 
-    def train(*args: Any) -> Any:
-        Now.training, Now.job = True, args[0]
-        return loop_train(*args)
+    def train(job: Any) -> Any:
+        Now.job = job
+        return loop_train(job)
 
     loop.train = train
 

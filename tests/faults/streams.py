@@ -2,15 +2,12 @@
 
 import dataclasses
 import json
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import numpy as np
 
-from record import metrics as record_reader
-from tests.running import ROOT, environment, keep_final_steps
+from tests.faults.trial import Trial
 
 # 16 windows a step, 12 of one source, 1.4 times round it, and 4 of the other, 2.4 times; shards have 31 or more
 SETTINGS = {
@@ -22,37 +19,36 @@ SETTINGS = {
     "EVAL_EVERY": 0,
     "EVAL_TOKENS": 256,
     "SAMPLE_TOKENS": 0,
+    "DATA_STREAM": 1,
 }
+WORDS = ["bone", "cell", "the", "of", "nerve", "a", "blood", "in", "is", "heart"]
 
 
 def make_sources(folder, long=80, short=16):
     """A folder that declares two sources of so many documents, of 40 words each: about seven are a shard."""
-    rng, words = (
-        np.random.default_rng(3),
-        ["bone", "cell", "the", "of", "nerve", "a", "blood", "in", "is", "heart"],
-    )
+    rng = np.random.default_rng(3)
+    folder.mkdir(exist_ok=True)
     for name, count in (("long", long), ("short", short)):
-        texts = [" ".join(rng.choice(words, 40)) for _ in range(count)]
-        folder.mkdir(exist_ok=True)
-        (folder / f"{name}.jsonl").write_text(
-            "".join(
-                json.dumps({"id": f"{name}-{i}", "text": text}) + "\n"
-                for i, text in enumerate(texts)
-            )
-        )
-        (folder / f"{name}.toml").write_text(
-            f'files = ["{folder}/{name}.jsonl"]\ntext = "text"\nid = "id"\n'
-            "validation_fraction = 0.15\n"
-        )
+        rows = [
+            json.dumps({"id": f"{name}-{i}", "text": " ".join(rng.choice(WORDS, 40))}) + "\n"
+            for i in range(count)
+        ]
+        (folder / f"{name}.jsonl").write_text("".join(rows))
+        declare(folder / f"{name}.toml", f'files = ["{folder}/{name}.jsonl"]')
     return folder
 
 
-def settings(folder: Path, sources: Path, tokenizer: str, **more: object) -> dict[str, str]:
-    """The environment of a run in `folder` that streams."""
-    folder.mkdir(parents=True, exist_ok=True)
+def declare(path: Path, where: str) -> None:
+    """Write a source's file, which says where its rows are."""
+    path.write_text(f'{where}\ntext = "text"\nid = "id"\nvalidation_fraction = 0.15\n')
+
+
+def make_stream(folder: Path, sources: Path, tokenizer: str, **settings: object) -> Trial:
+    """A run that streams."""
     where = {"TOKENIZER": tokenizer, "DATA_DIR": str(folder / "data")}
+    trial = Trial(folder, where, **SETTINGS | settings)
     declare_in(folder / "data", sources)
-    return environment(folder, where, **(SETTINGS | {"DATA_STREAM": 1} | more))
+    return trial
 
 
 def declare_in(data_dir, sources):
@@ -62,25 +58,9 @@ def declare_in(data_dir, sources):
         (data_dir / "sources").symlink_to(sources)
 
 
-def prepare(env: dict[str, str], *what: str) -> str:
-    """make data, or with no further word what make train does before it trains."""
-    done = subprocess.run(
-        [sys.executable, "-m", "train.data.prepare", *what],
-        env=env,
-        cwd=ROOT,
-        text=True,
-        check=False,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        timeout=270,
-    )
-    assert done.returncode == 0, done.stdout
-    return done.stdout
-
-
-def steps(folder):
-    """The records of a run's steps, as it finally has them."""
-    return list(keep_final_steps(record_reader.read_records(folder / "run" / "metrics.jsonl")))
+def shards(trial: Trial) -> dict[str, bytes]:
+    data = trial.folder / "data"
+    return {str(path.relative_to(data)): path.read_bytes() for path in data.rglob("*.bin")}
 
 
 @dataclasses.dataclass
@@ -92,7 +72,7 @@ class Disk:
 
     folder: Path
     most: int = 0
-    seen: set[str] = dataclasses.field(default_factory=set)
+    known: set[str] = dataclasses.field(default_factory=set)
     gone: set[str] = dataclasses.field(default_factory=set)
     came_back: set[str] = dataclasses.field(default_factory=set)
 
@@ -116,5 +96,5 @@ class Disk:
                     continue
             self.most = max(self.most, sum(sizes.values()))
             self.came_back |= self.gone & sizes.keys()
-            self.gone = (self.gone | self.seen) - sizes.keys()
-            self.seen |= sizes.keys()
+            self.gone = (self.gone | self.known) - sizes.keys()
+            self.known |= sizes.keys()

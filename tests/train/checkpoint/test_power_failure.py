@@ -5,14 +5,12 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
 
-from record.metrics import read_records
-from tests.conftest import make_data
-from tests.running import ROOT, environment, losses, train, wait_until
+from tests.faults.trial import Trial
+from tests.running import wait_until
 from train.checkpoint import find
 
 needs_loop_device = pytest.mark.skipif(
@@ -34,44 +32,43 @@ def mounted(image, folder):
         subprocess.run(["umount", "--lazy", folder], check=True)
 
 
-def claimed(metrics):
+def reported(trial):
     """The newest checkpoint that the record knows."""
-    records = read_records(metrics) if metrics.exists() else []
-    return max((r["step"] for r in records if r["event"] == "checkpoint"), default=0)
+    saved = trial.events("checkpoint") if trial.steps else []
+    return max((record["step"] for record in saved), default=0)
 
 
 @pytest.mark.slow
 @pytest.mark.fault(2)
 @needs_loop_device
-def test_a_run_goes_on_to_the_bit_after_a_power_failure(tmp_path):
-    data = make_data(tmp_path / "data")
+def test_a_run_goes_on_to_the_bit_after_a_power_failure(tmp_path, data):
     settings = {"MAX_STEPS": 60, "SAVE_EVERY": 2}
-    train(environment(tmp_path, data, **settings))
+    alone = Trial(tmp_path / "alone", data, **settings)
+    alone.train()
     image = tmp_path / "disk"
     with open(image, "wb") as file:
         file.truncate(2**27)
     subprocess.run(["mkfs.ext4", "-q", "-F", image], check=True)
 
-    with mounted(image, tmp_path / "live") as live:
-        env = environment(tmp_path, data, **settings) | {"RUNS_DIR": str(live)}
-        command = [sys.executable, "-m", "train.main"]
-        metrics = live / "run" / "metrics.jsonl"
-        trainer = subprocess.Popen(command, env=env, cwd=ROOT, start_new_session=True)
+    least = []
+    with mounted(image, tmp_path / "live") as folder:
+        live = Trial(folder, data, **settings)
+        process = live.start()
         try:
             for number in range(3):
-                wait_until(lambda n=number: claimed(metrics) > 12 * n)
+                wait_until(lambda n=number: reported(live) > 12 * n)
                 time.sleep(0.02 * number)
-                os.killpg(trainer.pid, signal.SIGSTOP)
+                process.send_signal(signal.SIGSTOP)
                 shutil.copy(image, tmp_path / f"{number}.img")
-                shutil.copy(metrics, tmp_path / f"{number}.jsonl")
-                os.killpg(trainer.pid, signal.SIGCONT)
-            assert trainer.wait(240) == 0
+                least.append(reported(live))
+                process.send_signal(signal.SIGCONT)
+            live.end(process, 0)
         finally:
-            trainer.kill()
+            live.close()
 
-    for number in range(3):
-        with mounted(tmp_path / f"{number}.img", tmp_path / str(number)) as crashed:
-            found = find.find_latest(crashed / "run" / "checkpoints")
-            assert found[1]["step"] >= claimed(tmp_path / f"{number}.jsonl")
-            train(env | {"RUNS_DIR": str(crashed)})
-            assert losses(crashed / "run") == losses(tmp_path / "run")
+    for number, step in enumerate(least):
+        with mounted(tmp_path / f"{number}.img", tmp_path / str(number)) as folder:
+            crashed = Trial(folder, data, **settings)
+            assert find.find_latest(crashed.checkpoints)[1]["step"] >= step
+            crashed.train()
+            assert crashed.losses == alone.losses
