@@ -3,13 +3,13 @@
 import time
 from typing import Any
 
-from train.checkpointing import is_save_due, save
 from train.faults import recovery
 from train.hooks.hook import StopTraining
 from train.job import Job
 from train.optim import set_rate
 from train.schedule import lr_at
 from train.step import Clock, StepNumbers, not_finite, train_step
+from train.when_to_save import is_save_due, save
 
 
 def train(job: Job) -> bool:

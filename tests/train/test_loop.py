@@ -1,4 +1,4 @@
-"""train/loop.py and train/checkpointing.py: what happens after a step, and what reaches the disk first."""
+"""train/loop.py and train/when_to_save.py: what happens after a step, and what reaches the disk first."""
 
 import dataclasses
 import math
@@ -12,7 +12,7 @@ import torch
 from record import status
 from record.metrics import read_records
 from tests.train.making import Samples, make_job
-from train import checkpointing, loop
+from train import loop, when_to_save
 from train.checkpoint import checkpoint, find
 from train.checkpoint.manifest import CheckpointError, load_manifest
 from train.checkpoint.saver import Saved
@@ -156,11 +156,11 @@ def test_lite_checkpoints_save_all_at_each_keep_every(config, tmp_path):
     job = make_job(dataclasses.replace(lite, max_steps=13), tmp_path)
     due = []
     for job.step in range(1, 14):
-        if checkpointing.is_save_due(job, set()):
+        if when_to_save.is_save_due(job, set()):
             due.append(job.step)
     assert due == [4, 6, 8, 12]
     job.step = 5
-    assert checkpointing.is_save_due(job, {"save"}) and not checkpointing.is_save_due(
+    assert when_to_save.is_save_due(job, {"save"}) and not when_to_save.is_save_due(
         job, {"save", "stop"}
     )
 
@@ -185,9 +185,9 @@ def test_the_record_is_durable_before_a_checkpoint_is(config, tmp_path, monkeypa
 
     monkeypatch.setattr(os, "fsync", sync)
     monkeypatch.setattr(checkpoint, "write", written)
-    checkpointing.save(job, wait=True)
+    when_to_save.save(job, wait=True)
     assert order == [("record", True), ("checkpoint", True)]
-    assert job.saver.sound == {3} and job.saver.stall_s > 0
+    assert job.saver.verified == {3} and job.saver.stall_s > 0
     assert events(job) == ["step", "checkpoint"]
 
 
@@ -197,7 +197,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(config, tmp_path, monkey
     monkeypatch.setattr(checkpoint, "write", lambda *args: (go.wait(30), write(*args))[1])
     job = make_job(config, tmp_path, step=3)
     before = {name: weight.detach().clone() for name, weight in job.model.named_parameters()}
-    checkpointing.save(job)
+    when_to_save.save(job)
     assert job.saver.busy and job.saver.poll() is None
     with torch.no_grad():
         for weight in job.model.parameters():
@@ -222,27 +222,27 @@ def test_a_save_that_fails_is_said_and_tried_once_more(config, tmp_path, monkeyp
     job = make_job(config, tmp_path, step=3)
     reports = SaveReports()
     for is_tried_again in (True, False, False):
-        checkpointing.save(job)
+        when_to_save.save(job)
         job.saver.wait()
         reports.before_step(job)
         assert ("save" in job.requests) is is_tried_again
-    assert job.saver.sound == set()
+    assert job.saver.verified == set()
     none = "checkpoint failed: no room. Training goes on. No checkpoint of this run exists yet; "
     assert none + "saving is tried again now" in caplog.text
     assert none + "3 in a row" in caplog.text
-    job.saver.sound = {2}
-    checkpointing.report(job, Saved(3, 0, 0.0, "no room"))
+    job.saver.verified = {2}
+    when_to_save.report(job, Saved(3, 0, 0.0, "no room"))
     assert "no room. Training goes on, the last good one is untouched; 3 in" in caplog.text
     with pytest.raises(CheckpointError, match="no room"):
-        checkpointing.save(job, wait=True)
-    job.saver.misses = 5
+        when_to_save.save(job, wait=True)
+    job.saver.failures = 5
     with pytest.raises(CheckpointError, match="5 checkpoints in a row"):
-        checkpointing.save(job)
+        when_to_save.save(job)
 
 
 def test_nothing_is_saved_before_the_first_step_nor_without_checkpoints(config, tmp_path):
-    checkpointing.save(make_job(config, tmp_path), wait=True)
-    checkpointing.save(
+    when_to_save.save(make_job(config, tmp_path), wait=True)
+    when_to_save.save(
         make_job(dataclasses.replace(config, save_every=0), tmp_path, step=4), wait=True
     )
     assert not (tmp_path / "checkpoints").exists()

@@ -1,6 +1,6 @@
 """Checkpoints: written whole or not at all, and never overwritten.
 
-    checkpoints/step_0001000/MANIFEST.json            sizes and hashes of all files, and small states
+    checkpoints/step_0001000/MANIFEST.json            sizes and hashes of all files, and other states
                              .metadata, __0_0.distcp  torch.distributed.checkpoint (DCP): weights, moments
 
 A checkpoint is written into a fresh temporary folder, flushed to disk, hashed, described by its manifest
@@ -86,7 +86,7 @@ def write(
     step: int,
     states: dict[str, Any],
     need: int,
-    small: dict[str, Any],
+    facts: dict[str, Any],
     world: World,
     group: Any = None,
     save: Callable[[dict[str, Any], Path, Any], None] | None = None,
@@ -98,7 +98,7 @@ def write(
     Args:
         states: what `save` writes.
         need: the bytes they take at most.
-        small: states for the manifest, as JSON.
+        facts: states for the manifest, as JSON.
         save: `save(states, folder, group)` in the place of DCP.
 
     Returns:
@@ -110,10 +110,10 @@ def write(
     """
     target = folder_of(root, step)
     temporary = root / f"{target.name}.tmp-{uuid.uuid4().hex[:8]}"
-    temporary, is_there = from_first((temporary, is_written(target, small)), group)
+    temporary, is_there = from_first((temporary, is_written(target, facts)), group)
     if is_there:
         return 0
-    facts = {"step": step, **small, "torch": torch.__version__, "world_size": world.size}
+    content = {"step": step, **facts, "torch": torch.__version__, "world_size": world.size}
     files: dict[str, tuple[int, str]] = {}
     failure = f"{target}: could not write it"
     try:
@@ -128,7 +128,7 @@ def write(
             files |= part
         with fail_together(failure, group):  # nobody goes on before the commit
             if world.is_first:
-                commit(temporary, target, facts | {"files": files})
+                commit(temporary, target, content | {"files": files})
     except CheckpointError as error:
         if world.is_first:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -140,14 +140,14 @@ def write(
     return sum(size for size, _ in files.values())
 
 
-def is_written(folder: Path, small: dict[str, Any]) -> bool:
+def is_written(folder: Path, facts: dict[str, Any]) -> bool:
     """Say whether a checkpoint is committed, with these states of sites and this validation loss."""
     try:
         old = load_manifest(folder)
     except CheckpointError:
         return False
-    is_same = old.get("sites") == small.get("sites")
-    return is_same and small.get("val_loss") in (None, old.get("val_loss"))
+    is_same = old.get("sites") == facts.get("sites")
+    return is_same and facts.get("val_loss") in (None, old.get("val_loss"))
 
 
 @contextlib.contextmanager

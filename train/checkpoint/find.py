@@ -25,34 +25,34 @@ def folder_of(root: Path, step: int) -> Path:
     return root / name_checkpoint(step)
 
 
-def find_sound(
-    root: Path, count: int, sound: Collection[int] = (), before: float = math.inf
+def find_verified(
+    root: Path, count: int, verified: Collection[int] = (), before: float = math.inf
 ) -> tuple[list[int], list[CheckpointError]]:
     """Find the newest checkpoints that verify.
 
     Args:
         root: the run's folder of checkpoints.
         count: how many to find.
-        sound: steps that are known to verify; their files are not read.
+        verified: steps that are known to verify; their files are not read.
         before: only steps below this one.
 
     Returns:
         Their steps, newest first, and what is wrong with those that were passed over.
     """
-    found: list[int] = []
+    steps: list[int] = []
     problems: list[CheckpointError] = []
     for step in reversed(committed(root)):
-        if len(found) == count:
+        if len(steps) == count:
             break
         if step >= before:
             continue
         try:
-            if step not in sound:
+            if step not in verified:
                 verify(folder_of(root, step))
-            found.append(step)
+            steps.append(step)
         except CheckpointError as error:
             problems.append(error)
-    return found, problems
+    return steps, problems
 
 
 def find_latest(root: Path, before: float = math.inf) -> tuple[Path, dict[str, Any]] | None:
@@ -65,12 +65,12 @@ def find_latest(root: Path, before: float = math.inf) -> tuple[Path, dict[str, A
         CheckpointError: none of several verifies. Starting over silently would throw a run away.
         OtherFormat: a later version wrote a newer one, which is not damaged.
     """
-    found, problems = find_sound(root, 1, before=before)
+    steps, problems = find_verified(root, 1, before=before)
     for problem in problems:
         if isinstance(problem, OtherFormat):
             raise problem
-    if found:
-        folder = folder_of(root, found[0])
+    if steps:
+        folder = folder_of(root, steps[0])
         for problem in problems:
             log.warning("checkpoint %s; falling back to %s", problem, folder.name)
         return folder, load_manifest(folder)
@@ -133,23 +133,23 @@ def prune(
     root: Path,
     keep_last: int,
     keep_every: int,
-    sound: Collection[int] = (),
+    verified: Collection[int] = (),
     always: Collection[int] = (),
 ) -> None:
     """Delete old checkpoints and leftovers of killed saves.
 
     Those of `always`, the newest `keep_last`, the multiples of `keep_every` and the two newest that verify
-    stay. Steps in `sound` are known to verify.
+    stay. Steps in `verified` are known to verify.
     """
     clear_leftovers(root)
     old = committed(root)[:-keep_last]
     if not old:  # nothing to delete, so nothing to hash
         return
-    newest_sound, problems = find_sound(root, 2, sound)
+    newest_verified, problems = find_verified(root, 2, verified)
     for problem in problems:
         log.warning("checkpoint %s; an older one is kept in its place", problem)
     for step in old:
-        if step in newest_sound or step in always or (keep_every and step % keep_every == 0):
+        if step in newest_verified or step in always or (keep_every and step % keep_every == 0):
             continue
         folder = folder_of(root, step)
         try:

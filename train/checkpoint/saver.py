@@ -31,7 +31,7 @@ from train.optim import Optimizer
 log = logging.getLogger(__name__)
 
 SLOW_DISK = 20e6  # bytes/s that any disk writes
-MISSES = 5  # failed saves in a row that end the run: what it would lose grows with each
+MOST_FAILURES = 5  # failed saves in a row that end the run: what it would lose grows with each
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +63,8 @@ class Saver:
         self.thread = threading.Thread()
         self.ended: Saved | None = None  # for `poll`
         self.stager: Any = None
-        self.misses = 0
-        self.sound: set[int] = set()  # steps whose checkpoints this process verified or wrote
+        self.failures = 0
+        self.verified: set[int] = set()  # steps whose checkpoints this process verified or wrote
         self.began = time.perf_counter()  # the last save, or this attempt
         self.stall_s = 0.0  # for which training waited, and no step has reported yet
         self.is_shared = is_shared
@@ -95,26 +95,26 @@ class Saver:
         step: int,
         model: nn.Module,
         optimizer: Optimizer,
-        small: dict[str, Any],
+        facts: dict[str, Any],
         outer: dict[str, Tensor] | None = None,
     ) -> None:
         """Begin to save. Returns once weights and moments are copied, and training may change them.
 
         Args:
-            small: states for the manifest, as JSON.
+            facts: states for the manifest, as JSON.
             outer: what several sites have in common.
 
         Raises CheckpointError, on all ranks, after too many failures in a row.
         """
         self.wait()
-        misses, newest = from_first((self.misses, max(self.sound, default=0)))
-        if misses >= MISSES:
+        failures, newest = from_first((self.failures, max(self.verified, default=0)))
+        if failures >= MOST_FAILURES:
             last = f"it resumes from step {newest}" if newest else "it starts again"
             raise CheckpointError(
-                f"Stopped at step {step}: {misses} checkpoints in a row could not be saved, for the reasons "
+                f"Stopped at step {step}: {failures} checkpoints in a row could not be saved, for the reasons "
                 f"above. Fix that and run the same command: {last}."
             )
-        if misses:  # a group in which one has timed out works no more
+        if failures:  # a group in which one has timed out works no more
             self.group = group_of(self.ranks, self.group_s)
         if newest and not self.writes:  # each node's launcher counts checkpoints
             report_progress(self.world, newest)
@@ -123,7 +123,7 @@ class Saver:
             return
         if self.lite and self.lite.due(step):
             adapters = self.lite.copied(model)
-            self.run(self.write, step, adapters, small | {"mode": "lite"}, self.lite.write)
+            self.run(self.write, step, adapters, facts | {"mode": "lite"}, self.lite.write)
             return
         states = self.share(checkpoint.tensor_states(model, optimizer, outer))
         try:
@@ -133,9 +133,9 @@ class Saver:
                 "checkpoint: no copy could be made aside (%s); training waits for this save",
                 checkpoint.cause(error),
             )
-            self.write(step, states, small)
+            self.write(step, states, facts)
         else:
-            self.run(self.write, step, copy, small)
+            self.run(self.write, step, copy, facts)
 
     def run(self, function: Callable[..., None], *arguments: Any) -> None:
         self.thread = threading.Thread(target=function, args=arguments, name="saver", daemon=True)
@@ -159,26 +159,26 @@ class Saver:
         return self.stager.stage(states)
 
     def write(
-        self, step: int, states: dict[str, Any], small: dict[str, Any], save: Any = None
+        self, step: int, states: dict[str, Any], facts: dict[str, Any], save: Any = None
     ) -> None:
         """Write a checkpoint, and delete those that are no longer to be kept. Runs in the thread."""
         use_device(self.world)
         size, problem = 0, None
         try:
             size = checkpoint.write(
-                self.root, step, states, self.need, small, self.world, self.group, save
+                self.root, step, states, self.need, facts, self.world, self.group, save
             )
-            self.sound.add(step)
-            self.misses = 0
+            self.verified.add(step)
+            self.failures = 0
             report_progress(self.world, step)
             if self.world.is_first:
                 lowest = find.best(self.root) if self.config.keep_best else None
                 always = [lowest[1]] if lowest else []
                 find.prune(
-                    self.root, self.config.keep_last, self.config.keep_every, self.sound, always
+                    self.root, self.config.keep_last, self.config.keep_every, self.verified, always
                 )
         except BaseException as error:
-            self.misses += 1
+            self.failures += 1
             problem = checkpoint.cause(error)
         self.ended = Saved(step, size, time.perf_counter() - self.began, problem)
 

@@ -109,7 +109,7 @@ def load(job: "Job", folder: Path, manifest: dict[str, Any]) -> None:
     else:
         checkpoint.load_into(folder, job.model, job.optimizer, job.saver.is_shared, tensors)
     job.step = manifest["data"]["step"]
-    job.saver.sound = {step for step in job.saver.sound if step < job.step} | {job.step}
+    job.saver.verified = {step for step in job.saver.verified if step < job.step} | {job.step}
     for hook in job.hooks:
         hook.after_load(job, manifest, tensors or {})
 
@@ -243,4 +243,4 @@ def put_aside_later_checkpoints(job: "Job") -> None:
     """Rename the checkpoints behind job.step, which know of steps that are lost. Raises CheckpointError, on all ranks."""
     job.saver.wait()
     find.set_aside_later(job.paths.checkpoints, job.world, job.step, "rolled-back")
-    job.saver.sound = {step for step in job.saver.sound if step <= job.step}
+    job.saver.verified = {step for step in job.saver.verified if step <= job.step}

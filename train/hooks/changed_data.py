@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from train.checkpoint import find
-from train.checkpointing import save
 from train.data.batch import Batch
 from train.data.manifest import DataError
 from train.distributed.world import from_all, from_first
 from train.hooks.hook import Hook
+from train.when_to_save import save
 
 if TYPE_CHECKING:
     from train.job import Job

@@ -3,9 +3,9 @@
 import time
 from typing import TYPE_CHECKING, Any
 
-from train.checkpointing import report
 from train.hooks.hook import Hook
 from train.step import StepNumbers
+from train.when_to_save import report
 
 if TYPE_CHECKING:
     from train.job import Job

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from torch import Tensor
 
 from train.checkpoint import find
-from train.checkpointing import save
 from train.data.manifest import DataError
 from train.data.streaming.consumer import FIRST_LINE_S, Feed
 from train.distributed.world import from_all
 from train.faults import recovery
 from train.hooks.hook import Hook, StopTraining
 from train.step import StepNumbers
+from train.when_to_save import save
 
 if TYPE_CHECKING:
     from train.job import Job

@@ -12,7 +12,7 @@ from tests.train.checkpoint.disk import Disk
 from tests.train.checkpoint.test_checkpoint import ALONE
 from train.checkpoint import checkpoint, find
 from train.checkpoint.manifest import CheckpointError
-from train.checkpoint.saver import MISSES, Saver
+from train.checkpoint.saver import MOST_FAILURES, Saver
 from train.model.model import build
 from train.optim import build_optimizer
 
@@ -62,7 +62,7 @@ class Run:
         self.train()
         self.damaged.discard(self.step)  # written again
         arguments = self.step, self.model, self.optimizer, {"data": {}}
-        if self.misses >= MISSES:
+        if self.misses >= MOST_FAILURES:
             with pytest.raises(CheckpointError, match="5 checkpoints in a row"):
                 self.saver.start(*arguments)
             self.begin()
@@ -102,7 +102,7 @@ class Run:
         self.load(first)
 
     def save_on_full_disk(self):
-        for _ in range(self.choose.randrange(1, MISSES)):
+        for _ in range(self.choose.randrange(1, MOST_FAILURES)):
             self.disk.full_in = self.choose.randrange(SYNCS)
             self.start_save()
             assert "No space left" in str(self.end_save() or "No space left")
@@ -187,7 +187,7 @@ def is_step(path):
 
 NEVER_RESET = property(
     lambda saver: saver.__dict__.get("most", 0),
-    lambda saver, count: saver.__dict__.update(most=max(count, saver.misses)),
+    lambda saver, count: saver.__dict__.update(most=max(count, saver.failures)),
 )
 flush, flush_folder = checkpoint.flush_file, checkpoint.flush_folder
 PLANTED = {
@@ -201,7 +201,7 @@ PLANTED = {
         skips(flush_folder, lambda path: not is_step(path)),
     ),
     "no folder synced": (checkpoint, "flush_folder", lambda _: None),
-    "misses not reset": (Saver, "misses", NEVER_RESET),
+    "misses not reset": (Saver, "failures", NEVER_RESET),
     "a save does not wait": (Saver, "wait", lambda _: None),
     "no hash compared": (find, "verify", find.load_manifest),
 }

@@ -118,7 +118,7 @@ def test_pruning_hashes_nothing_that_is_known_to_be_sound(tmp_path, monkeypatch)
     make(tmp_path, 1, 2, 3, 4)
     monkeypatch.setattr(find, "verify", lambda folder: pytest.fail(f"{folder} was hashed"))
     find.prune(tmp_path, keep_last=4, keep_every=0)
-    find.prune(tmp_path, keep_last=2, keep_every=0, sound={1, 3, 4})
+    find.prune(tmp_path, keep_last=2, keep_every=0, verified={1, 3, 4})
     assert find.committed(tmp_path) == [3, 4]
 
 

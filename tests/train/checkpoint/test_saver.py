@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from tests.train.checkpoint.test_checkpoint import trained
+from tests.train.checkpoint.test_checkpoint import ALONE, trained
 from train import timeouts
 from train.checkpoint import checkpoint
 from train.checkpoint import saver as saver_module
@@ -13,23 +13,10 @@ from train.checkpoint.saver import Saver
 from train.distributed import parallel
 from train.distributed.world import World
 
-ALONE = World(0, 0, 0, 1, torch.device("cpu"), "CPU", "here")
-
 
 def worlds(size, local_size):
-    return [
-        World(
-            rank,
-            rank % local_size,
-            rank // local_size,
-            size,
-            torch.device("cpu"),
-            "CPU",
-            "here",
-            local_size,
-        )
-        for rank in range(size)
-    ]
+    places = [(rank, rank % local_size, rank // local_size) for rank in range(size)]
+    return [World(*place, size, ALONE.device, "CPU", "here", local_size) for place in places]
 
 
 def test_under_ddp_each_process_of_a_node_writes_an_equal_part_and_all_is_written_once(
@@ -83,8 +70,8 @@ def test_a_save_that_failed_leaves_no_group_behind_that_works_no_more(tiny, tmp_
     monkeypatch.setattr(timeouts, "CHECKPOINT_TIMEOUT_S", 100)
     saver = Saver(tmp_path, tiny, ALONE, 2_000_000_000)
     assert made == [200.0] and saver.limit_s == 300.0  # a disk that writes 20 MB/s has 100 s for it
-    for step, misses in ((1, 0), (2, 1), (3, 0)):
-        saver.misses = misses
+    for step, failures in ((1, 0), (2, 1), (3, 0)):
+        saver.failures = failures
         saver.start(step, model, optimizer, {"data": {}})
         saver.wait()
         assert saver.poll().problem is None

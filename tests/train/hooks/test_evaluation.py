@@ -6,7 +6,7 @@ import pytest
 
 from record.metrics import read_records
 from tests.train.making import make_job
-from train import checkpointing
+from train import when_to_save
 from train.checkpoint import find
 from train.checkpoint.find import best
 from train.evaluate.scoring import ScoringFailed
@@ -123,25 +123,25 @@ def test_the_best_checkpoint_outlives_those_that_come_behind_it(tiny, tmp_path):
     for step, loss in enumerate([5.0, 3.0, None, 3.0, 4.0, 6.0], 1):
         job.step = step
         hook.validated_at, hook.validation_loss = step, loss
-        checkpointing.save(job, wait=True)
+        when_to_save.save(job, wait=True)
         kept.append(find.committed(root))
     assert kept == [[1], [1, 2], [2, 3], [2, 3, 4], [2, 4, 5], [2, 5, 6]]
     again, hook = with_hook(config, tmp_path, step=7)
     hook.validated_at, hook.validation_loss = 6, 1.0  # of another step than this
     assert best(root) == (3.0, 2)
-    checkpointing.save(again, wait=True)
+    when_to_save.save(again, wait=True)
     assert find.committed(root) == [2, 6, 7] and best(root) == (3.0, 2)
     without, _ = with_hook(dataclasses.replace(config, keep_best=False), tmp_path, step=8)
-    checkpointing.save(without, wait=True)
+    when_to_save.save(without, wait=True)
     assert find.committed(root) == [7, 8] and best(root) is None
 
 
 def test_a_checkpoint_that_was_evaluated_since_knows_its_loss(tiny, tmp_path):
     """One was told to stop before it evaluated, and saved; taken up again it evaluates first."""
     job, hook = with_hook(dataclasses.replace(tiny, keep_best=True), tmp_path, step=4)
-    checkpointing.save(job, wait=True)
+    when_to_save.save(job, wait=True)
     hook.validated_at, hook.validation_loss = 4, 2.5
-    checkpointing.save(job, wait=True)
+    when_to_save.save(job, wait=True)
     assert best(job.paths.checkpoints) == (2.5, 4)
 
 
@@ -153,13 +153,13 @@ def test_only_an_evaluation_that_beats_all_checkpoints_asks_for_one(tiny, tmp_pa
         return hook.is_best(job)
 
     assert is_best(2, 3.0)
-    checkpointing.save(job, wait=True)
+    when_to_save.save(job, wait=True)
     job.step = 4
     cases = [(3, 1.0), (4, 3.0), (4, float("nan")), (4, 2.0), (4, 2.0), (4, None)]
     # No checkpoint of 2.0 was written: it may have failed.
     assert [is_best(*case) for case in cases] == [False, False, False, True, True, False]
     assert is_best(4, 2.0)
-    checkpointing.save(job, wait=True)
+    when_to_save.save(job, wait=True)
     job.step = 6
     assert not is_best(6, 2.0) and is_best(6, 1.5)
     find.set_aside_later(job.paths.checkpoints, job.world, 2, "rolled-back")

@@ -79,11 +79,11 @@ def report(job: "Job", ended: Saved | None) -> None:
 
 
 def report_failure(job: "Job", problem: str) -> None:
-    kept = "Training goes on, the last good one is untouched"
-    if not job.saver.sound:
-        kept = "Training goes on. No checkpoint of this run exists yet"
-    then = f"{job.saver.misses} in a row have failed"
-    if job.saver.misses == 1:
+    rest = "Training goes on, the last good one is untouched"
+    if not job.saver.verified:
+        rest = "Training goes on. No checkpoint of this run exists yet"
+    then = f"{job.saver.failures} in a row have failed"
+    if job.saver.failures == 1:
         then = "saving is tried again now"
         job.requests.add("save")
-    job.recorder.say(f"checkpoint failed: {problem}. {kept}; {then}")
+    job.recorder.say(f"checkpoint failed: {problem}. {rest}; {then}")
