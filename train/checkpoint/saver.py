@@ -146,7 +146,7 @@ class Saver:
         if is_split(self.config, self.world):
             return states
         entries = [(kind, name) for kind, tensors in states.items() for name in tensors]
-        entries.sort(key=lambda entry: states[entry[0]][entry[1]].nbytes)
+        entries.sort(key=lambda entry: (states[entry[0]][entry[1]].nbytes, *entry))
         mine: dict[str, dict[str, Any]] = {kind: {} for kind in states}
         for kind, name in entries[self.world.rank :: len(self.ranks)]:
             mine[kind][name] = states[kind][name]

@@ -122,7 +122,10 @@ class Watchdog:
             if now - signed >= SIGN_S:
                 signed = now
                 self.sign()
-            self.look(now)
+            silent_s = now - self.since
+            if silent_s > self.limit_s:
+                hint = f" (see {self.setting})" if self.setting else ""
+                self.report_hang(f"no progress in {self.doing} for {silent_s:.0f} s{hint}")
 
     def ask_stopped(self) -> float:
         """Return the seconds for which this process was stopped: a thread alone cannot tell that from a busy lock."""
@@ -135,12 +138,6 @@ class Watchdog:
         """Tell stuck_python.py that Python runs, and how long it may be silent."""
         with contextlib.suppress(OSError, ValueError):  # it is gone, or this is being released
             self.signs.write(f"{self.limit_s + BEHIND_S}\n".encode())
-
-    def look(self, now: float) -> None:
-        silent_s = now - self.since
-        if silent_s > self.limit_s:
-            hint = f" (see {self.setting})" if self.setting else ""
-            self.report_hang(f"no progress in {self.doing} for {silent_s:.0f} s{hint}")
 
     def report_hang(self, why: str) -> None:
         """Write the stacks, say where this process stands, and end it, unless it makes progress meanwhile."""
