@@ -156,7 +156,7 @@ def build_job(attempt: Attempt) -> Job:
     init_from = config.init_from if from_first(not find.committed(paths.checkpoints)) else ""
     attempt.status.phase("model")
     attempt.watch.expect("building the model", config.start_timeout_s)
-    model, kernel = build_model(attempt, init_from)
+    model = build_model(attempt, init_from)
     job = create_job(attempt, model, data, count_flops(config, model))
     job.hooks = list_hooks(job, data, core)
     attempt.stopwatch.lap("model")
@@ -168,7 +168,7 @@ def build_job(attempt: Attempt) -> Job:
     if world.is_first:
         keep_tokenizer(paths, data.vocabulary)
     facts = {
-        "attention": kernel,
+        "attention": model.kernel.name,
         "init_from": hf_import.hashes(init_from) if init_from and world.is_first else None,
         "norm_eps": model.norm.eps,
     }
@@ -193,8 +193,8 @@ def list_hooks(job: Job, data: Data, core: Core | None) -> list[Hook]:
     return [hook for hook in hooks if hook]
 
 
-def build_model(attempt: Attempt, init_from: str) -> tuple[Transformer, str]:
-    """Build the model, with the weights of INIT_FROM where a run begins with it. Returns the kernel's name too."""
+def build_model(attempt: Attempt, init_from: str) -> Transformer:
+    """Build the model, with the weights of INIT_FROM where a run begins with it."""
     config, world = attempt.config, attempt.world
     norm_eps = stored_norm_eps(attempt.before)
     if init_from:
@@ -204,13 +204,16 @@ def build_model(attempt: Attempt, init_from: str) -> tuple[Transformer, str]:
     kernel = attention.choose(config, world.device)
     sharding = parallel.Sharding(config, world) if parallel.is_split(config, world) else None
     model = build(config, world.device, kernel, sharding, norm_eps)
-    attention.log_choice(kernel, config)
+    apart = ""
+    if config.doc_mask:
+        apart = f", documents kept apart by {'their bounds' if kernel.by_bounds else 'a mask'}"
+    log.info("attention=%s%s", kernel.name, apart, extra=console.LOG_ONLY)
     if init_from:
         hf_import.load(init_from, model)
         log.info("the weights are those of %s", init_from)
     if compilation.wanted(config, world.device, model):
         compilation.compile_model(model, named=config.profile)
-    return model, kernel.name
+    return model
 
 
 def create_job(attempt: Attempt, model: Any, data: Any, flops: tuple[float, float]) -> Job:

@@ -20,7 +20,7 @@ from train.data.batch import Batch, document_bounds, to_device
 from train.distributed.parallel import Sharding, grad_sync, is_split, local, parallelize
 from train.distributed.world import World, from_all, from_first
 from train.model import attention, compilation
-from train.model.model import unfilled
+from train.model.model import build
 from train.optim import build_optimizer, set_rate
 from train.step import rehearse, train_step
 
@@ -53,9 +53,8 @@ class Stepper:
         say(world, phase="building the model")
         torch.set_float32_matmul_precision("highest")
         self.kernel = attention.choose(c, world.device)
-        model = unfilled(
-            c, world.device, self.kernel, Sharding(c, world) if is_split(c, world) else None
-        )
+        sharding = Sharding(c, world) if is_split(c, world) else None
+        model = build(c, world.device, self.kernel, sharding, is_filled=False)
         for weight in model.parameters():
             local(weight).data.normal_(0.0, 0.02)
         if compilation.wanted(c, world.device, model):

@@ -53,10 +53,10 @@ def kept(c: Config) -> tuple[int, int]:
     x = torch.randn(B, c.seq_len, c.n_embd).to(getattr(torch, c.dtype)).requires_grad_()
     rotary = net.rotary[:, : c.seq_len].to(x.dtype)
     bounds = torch.tensor([0, 40] + [B * c.seq_len] * 63, dtype=torch.int32)
-    apart = net.kernel.apart(bounds, B, c.seq_len) if c.doc_mask else None
+    mask = attention.document_mask(bounds, B, c.seq_len) if c.doc_mask else None
     standing = {
         t.untyped_storage()._cdata
-        for t in (*net.parameters(), rotary, *([apart] if c.doc_mask else []))
+        for t in (*net.parameters(), rotary, *([mask] if c.doc_mask else []))
     }
     shapes = {tuple(w.shape) for w in layer.parameters()} | {
         tuple(w.shape[::-1]) for w in layer.parameters()
@@ -78,10 +78,10 @@ def kept(c: Config) -> tuple[int, int]:
         # it keeps results beside autograd: what lives on, and the input
         with Live([*net.parameters(), rotary]) as live:
             before = live.now
-            y = layer(x, rotary, apart)
+            y = layer(x, rotary, None, mask)
         return live.now - before - y.untyped_storage().nbytes() + x.untyped_storage().nbytes(), 0
     with saved_tensors_hooks(keep, lambda t: t):
-        layer(x, rotary, apart)
+        layer(x, rotary, None, mask)
     return sum(size for size, cast in found.values() if not cast), sum(
         size for size, cast in found.values() if cast
     )

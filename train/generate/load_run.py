@@ -46,7 +46,7 @@ from train.distributed import parallel
 from train.distributed.world import World, choose_device, from_first, together
 from train.model import attention, hf_import
 from train.model.hf_import import ForeignError, some
-from train.model.model import Transformer, unfilled
+from train.model.model import Transformer, build
 from train.run_folder import stored_config, stored_norm_eps
 
 PROBLEMS = (
@@ -168,7 +168,7 @@ def open_trained(
     sharding = None
     if split and parallel.is_split(config, world):
         sharding = parallel.Sharding(config, world)
-    model = unfilled(config, world.device, kernel, sharding, found.norm_eps)
+    model = build(config, world.device, kernel, sharding, found.norm_eps, is_filled=False)
     fill(model, found)
     return Trained(**vars(found), model=model.eval().requires_grad_(False), vocabulary=vocabulary)
 

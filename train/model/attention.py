@@ -15,9 +15,9 @@ only: through a kernel for sequences of varying length where there is one, else 
 import dataclasses
 import importlib.util
 import inspect
-import logging
 from collections.abc import Callable
-from typing import Any, cast
+from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -25,26 +25,19 @@ from torch import Tensor
 
 from settings import SettingsError
 from settings.config import Config
-from train.console import LOG_ONLY
 from train.model import cpu_kernels
 
-log = logging.getLogger(__name__)
-
-# (q, k, v, apart) -> y; apart is None, or what Kernel.apart returns
+# (q, k, v, bounds) -> y; bounds of documents as document_mask has them, or None
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """An attention kernel. by_bounds: whether it keeps documents apart by their bounds, and not by a mask."""
+    """An attention kernel. by_bounds: whether it keeps documents apart by their bounds; else sdpa does by a mask."""
 
     name: str
     attend: Attend
-    by_bounds: bool
-
-    def apart(self, bounds: Tensor, B: int, T: int) -> Tensor:
-        """Return what keeps documents apart in this kernel: their bounds, or a mask (B, 1, T, T)."""
-        return bounds if self.by_bounds else document_mask(bounds, B, T)
+    by_bounds: bool = False
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -59,60 +52,57 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
     return y.transpose(1, 2)
 
 
-def by_products(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Compute what sdpa does by two batched products; with a mask by sdpa itself."""
-    if mask is not None:
-        return sdpa(q, k, v, mask)
+def by_products(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor | None = None) -> Tensor:
+    """Compute what sdpa does by two batched products. There are no bounds."""
     H = q.shape[2]
     return cpu_kernels.attend_by_products(q, ungrouped(k, H), ungrouped(v, H))
 
 
 def ungrouped(x: Tensor, heads: int) -> Tensor:
-    """Repeat the heads of (B, T, H_kv, D) for the query heads that share them, to (B, T, heads, D)."""
-    return x if x.shape[2] == heads else x.repeat_interleave(heads // x.shape[2], dim=2)
+    """Repeat the heads of (..., H_kv, D) for the query heads that share them, to (..., heads, D)."""
+    return x if x.shape[-2] == heads else x.repeat_interleave(heads // x.shape[-2], dim=-2)
 
 
-SDPA = Kernel("sdpa", sdpa, by_bounds=False)
-MATH = Kernel("math", by_products, by_bounds=False)
+SDPA = Kernel("sdpa", sdpa)
+MATH = Kernel("math", by_products)
 
 
-def sdpa_varlen() -> Attend:
-    """Return torch's own kernels: the one for sequences of varying length where there are bounds."""
-    from torch.nn.attention.varlen import varlen_attn
-
-    parameters = inspect.signature(varlen_attn).parameters
-    knows_groups = "enable_gqa" in parameters  # from torch 2.12 on
-    causal: dict[str, Any] = {"is_causal": True}  # the name before torch 2.12
-    if "window_size" in parameters:
-        causal = {"window_size": (-1, 0)}
+def with_varlen(whole: Callable[..., Tensor], varlen: Callable[..., Tensor]) -> Attend:
+    """Join a kernel for whole windows with one for sequences of varying length, which takes (N, H, D)."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor | None) -> Tensor:
         if bounds is None:
-            return sdpa(q, k, v)
+            return whole(q, k, v)
         B, T, H, D = q.shape
-        options = causal
-        if k.shape[2] != H and knows_groups:
-            options = causal | {"enable_gqa": True}
-        if not knows_groups:
-            k, v = ungrouped(k, H), ungrouped(v, H)
         q, k, v = (x.reshape(B * T, -1, D) for x in (q, k, v))
-        return cast(Tensor, varlen_attn(q, k, v, bounds, bounds, T, T, **options)).view(B, T, H, D)
+        return varlen(q, k, v, bounds, bounds, T, T).view(B, T, H, D)
 
     return attend
+
+
+def sdpa_varlen() -> Attend:
+    """Return torch's own kernels."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    is_old = "is_causal" in inspect.signature(varlen_attn).parameters  # before torch 2.12
+
+    def varlen(q: Tensor, k: Tensor, v: Tensor, *bounds: Tensor | int) -> Tensor:
+        heads = q.shape[1]
+        call: Callable[..., Tensor] = varlen_attn
+        if is_old:
+            return call(q, ungrouped(k, heads), ungrouped(v, heads), *bounds, is_causal=True)
+        return call(q, k, v, *bounds, window_size=(-1, 0), enable_gqa=k.shape[1] != heads)
+
+    return with_varlen(sdpa, varlen)
 
 
 def flash_attn() -> Attend:
     """Return the kernels of the flash-attn package."""
     from flash_attn import flash_attn_func, flash_attn_varlen_func
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor | None) -> Tensor:
-        if bounds is None:
-            return flash_attn_func(q, k, v, causal=True)
-        B, T, H, D = q.shape
-        q, k, v = (x.reshape(B * T, -1, D) for x in (q, k, v))
-        return flash_attn_varlen_func(q, k, v, bounds, bounds, T, T, causal=True).view(B, T, H, D)
-
-    return attend
+    return with_varlen(
+        partial(flash_attn_func, causal=True), partial(flash_attn_varlen_func, causal=True)
+    )
 
 
 def document_mask(bounds: Tensor, B: int, T: int) -> Tensor:
@@ -133,13 +123,35 @@ def document_mask(bounds: Tensor, B: int, T: int) -> Tensor:
 # ---------------------------------------------------------------------------------------------------
 
 
+class Package(NamedTuple):
+    """What brings a kernel: its module, and the cards that it is for, by the first number of their capability."""
+
+    module: str
+    capabilities: range
+    cards: str
+
+
+PACKAGES = {
+    "fa3": Package("flash_attn_interface", range(9, 10), "Hopper"),
+    "flash-attn": Package("flash_attn", range(8, 100), "Ampere or later"),
+}
+
+
 def choose(c: Config, device: torch.device) -> Kernel:
     """Return the kernel that ATTENTION asks for. Raises SettingsError if it cannot be used."""
+    problems = {name: find_problem(package, c, device) for name, package in PACKAGES.items()}
     name = c.attention
-    if name == "auto":
-        name = find_fastest(c, device)
-    elif problem := find_problem(name, c, device):
+    if problem := problems.get(name):
         raise SettingsError([f"ATTENTION={name}: {problem}; set ATTENTION=auto or sdpa"])
+    if name == "auto":
+        if device.type == "cpu" and cpu_kernels.prefers_products(c):
+            name = "math"
+        elif not problems["fa3"]:
+            name = "fa3"
+        elif not problems["flash-attn"] and (c.doc_mask or not cudnn_first(device)):
+            name = "flash-attn"
+        else:
+            name = "sdpa"
     if name == "math":
         return MATH
     if name == "flash-attn":
@@ -152,34 +164,18 @@ def choose(c: Config, device: torch.device) -> Kernel:
     return SDPA
 
 
-def find_fastest(c: Config, device: torch.device) -> str:
-    """Return the name of the fastest kernel that can be used."""
-    if device.type == "cpu" and cpu_kernels.prefers_products(c):
-        return "math"
-    if not find_problem("fa3", c, device):
-        return "fa3"
-    if not find_problem("flash-attn", c, device) and (c.doc_mask or not cudnn_first(device)):
-        return "flash-attn"
-    return "sdpa"
-
-
-def find_problem(name: str, c: Config, device: torch.device) -> str | None:
-    """Return what keeps a kernel from being used, or None."""
-    if name not in ("fa3", "flash-attn"):
-        return None
-    module, oldest, newest, kind = "flash_attn", 8, 99, "Ampere or later"
-    if name == "fa3":
-        module, oldest, newest, kind = "flash_attn_interface", 9, 9, "Hopper"
+def find_problem(package: Package, c: Config, device: torch.device) -> str | None:
+    """Return what keeps a package's kernel from being used, or None."""
     if device.type != "cuda":
         return f"it runs on NVIDIA GPUs only, and this run is on {device.type}"
     if c.dtype != "bfloat16":
         return f"it has no {c.dtype}; set DTYPE=bfloat16"
-    if not oldest <= torch.cuda.get_device_capability(device)[0] <= newest:
-        return f"{torch.cuda.get_device_name(device)} is no {kind} card"
+    if torch.cuda.get_device_capability(device)[0] not in package.capabilities:
+        return f"{torch.cuda.get_device_name(device)} is no {package.cards} card"
     if c.head_dim > 256 or c.head_dim % 8:
         return f"heads are {c.head_dim} wide, and it takes multiples of 8 up to 256"
-    if importlib.util.find_spec(module) is None:
-        return f"the package with the module {module} is not installed"
+    if importlib.util.find_spec(package.module) is None:
+        return f"the package with the module {package.module} is not installed"
     return None
 
 
@@ -190,11 +186,3 @@ def cudnn_first(device: torch.device) -> bool:
     """
     version = torch.backends.cudnn.version() or 0
     return version > 91500 and torch.cuda.get_device_capability(device) in ((9, 0), (10, 0))
-
-
-def log_choice(kernel: Kernel, c: Config) -> None:
-    """Log which kernel attention uses, and how documents are kept apart."""
-    apart = ""
-    if c.doc_mask:
-        apart = f", documents kept apart by {'their bounds' if kernel.by_bounds else 'a mask'}"
-    log.info("attention=%s%s", kernel.name, apart, extra=LOG_ONLY)

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from settings.config import Config
 from train.distributed.parallel import part_of
 from train.model import cpu_kernels
-from train.model.attention import SDPA, Kernel, sdpa
+from train.model.attention import SDPA, Kernel, document_mask, sdpa
 from train.model.cpu_kernels import faster_in_eager_mode
 from train.model.kv_cache import KVCache, LayerCache
 from train.model.loss import SoftmaxPart, scored_answers, softmax_part, summed_loss
@@ -70,9 +70,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 class RMSNorm(nn.Module):
-    def __init__(self, width: int, eps: float):
+    def __init__(self, width: int):
         super().__init__()
-        self.eps = eps
+        self.eps = NORM_EPS
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ def rotate(x: Tensor, rotary: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    def __init__(self, c: Config, kernel: Kernel, norm_eps: float):
+    def __init__(self, c: Config, kernel: Kernel):
         super().__init__()
         self.head_dim = c.head_dim
         self.kernel = kernel
@@ -110,11 +110,16 @@ class Attention(nn.Module):
         self.k_proj = Linear(c.n_embd, kv_dim)
         self.v_proj = Linear(c.n_embd, kv_dim)
         self.o_proj = Linear(c.n_embd, c.n_embd)
-        self.q_norm = RMSNorm(c.head_dim, norm_eps) if c.qk_norm else nn.Identity()
-        self.k_norm = RMSNorm(c.head_dim, norm_eps) if c.qk_norm else nn.Identity()
+        self.q_norm = RMSNorm(c.head_dim) if c.qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(c.head_dim) if c.qk_norm else nn.Identity()
 
     def forward(
-        self, x: Tensor, rotary: Tensor, apart: Tensor | None, memory: LayerCache | None = None
+        self,
+        x: Tensor,
+        rotary: Tensor,
+        bounds: Tensor | None = None,
+        mask: Tensor | None = None,
+        cache: LayerCache | None = None,
     ) -> Tensor:
         B, T, C = x.shape
         q = self.q_proj(x).view(B, T, -1, self.head_dim)  # (B, T, H, D)
@@ -122,13 +127,12 @@ class Attention(nn.Module):
         v = self.v_proj(x).view(B, T, -1, self.head_dim)
         q = rotate(self.q_norm(q), rotary)
         k = rotate(self.k_norm(k), rotary)
-        attend = self.kernel.attend
-        if apart is not None and apart.ndim == 4:  # a mask, which not every kernel takes
-            attend = sdpa
-        if memory is None:
-            y = attend(q, k, v, apart)
+        if cache is not None:
+            y = cache.attend(q, k, v, self.kernel.attend)
+        elif mask is not None:
+            y = sdpa(q, k, v, mask)
         else:
-            y = memory.attend(q, k, v, attend)
+            y = self.kernel.attend(q, k, v, bounds)
         return self.o_proj(y.reshape(B, T, C))
 
 
@@ -147,25 +151,22 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, c: Config, kernel: Kernel, norm_eps: float):
+    def __init__(self, c: Config, kernel: Kernel):
         super().__init__()
-        self.input_layernorm = RMSNorm(c.n_embd, norm_eps)
-        self.self_attn = Attention(c, kernel, norm_eps)
-        self.post_attention_layernorm = RMSNorm(c.n_embd, norm_eps)
+        self.input_layernorm = RMSNorm(c.n_embd)
+        self.self_attn = Attention(c, kernel)
+        self.post_attention_layernorm = RMSNorm(c.n_embd)
         self.mlp = MLP(c)
         self.recompute = c.activation_checkpointing
 
-    def forward(
-        self, x: Tensor, rotary: Tensor, apart: Tensor | None, memory: LayerCache | None = None
-    ) -> Tensor:
+    def forward(self, *inputs: Any) -> Tensor:
         if self.recompute == "none" or not torch.is_grad_enabled():
-            return self.body(x, rotary, apart, memory)
-        return recomputed(self.body, self.recompute, x, rotary, apart)
+            return self.body(*inputs)
+        return recomputed(self.body, self.recompute, *inputs)
 
-    def body(
-        self, x: Tensor, rotary: Tensor, apart: Tensor | None, memory: LayerCache | None = None
-    ) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), rotary, apart, memory)
+    def body(self, x: Tensor, *others: Any) -> Tensor:
+        """others: what attention reads besides."""
+        x = x + self.self_attn(self.input_layernorm(x), *others)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -177,15 +178,14 @@ class Transformer(nn.Module):
 
     rotary: Tensor
 
-    def __init__(self, c: Config, kernel: Kernel = SDPA, norm_eps: float | None = None):
+    def __init__(self, c: Config, kernel: Kernel = SDPA):
         super().__init__()
-        norm_eps = NORM_EPS if norm_eps is None else norm_eps
         self.dtype = getattr(torch, c.dtype)
         self.kernel = kernel
         self.vocab_size = c.vocab_size
         self.embed_tokens = Embedding(c.padded_vocab_size, c.n_embd)
-        self.layers = nn.ModuleList(Block(c, kernel, norm_eps) for _ in range(c.n_layer))
-        self.norm = RMSNorm(c.n_embd, norm_eps)
+        self.layers = nn.ModuleList(Block(c, kernel) for _ in range(c.n_layer))
+        self.norm = RMSNorm(c.n_embd)
         self.lm_head = Linear(c.n_embd, c.padded_vocab_size)
         if c.tie_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
@@ -205,20 +205,21 @@ class Transformer(nn.Module):
         """Return (B, T, C): what the head reads."""
         B, T = tokens.shape
         rotary = self.rotary[:, :T]
-        apart = None
-        memories: Sequence[LayerCache | None] = [None] * len(self.layers)
-        if bounds is not None:
-            apart = self.kernel.apart(bounds, B, T)
+        mask = None
+        caches: Sequence[LayerCache | None] = [None] * len(self.layers)
+        if bounds is not None and not self.kernel.by_bounds:
+            mask = document_mask(bounds, B, T)
+            bounds = None
         elif branches is not None:
             rotary = self.rotary[:, branches.positions]
-            apart = branches.mask()
+            mask = branches.mask()
         elif cache is not None:
             rotary = cache.next_rows(self.rotary, T)
-            memories = cache.layers
+            caches = cache.layers
         x = self.embed_tokens(tokens).to(self.dtype)
         rotary = rotary.to(self.dtype)
-        for layer, memory in zip(self.layers, memories, strict=True):
-            x = layer(x, rotary, apart, memory)
+        for layer, layer_cache in zip(self.layers, caches, strict=True):
+            x = layer(x, rotary, bounds, mask, layer_cache)
         return self.norm(x)
 
     def forward(
@@ -265,22 +266,9 @@ def build(
     kernel: Kernel = SDPA,
     sharding: Any = None,
     norm_eps: float | None = None,
+    is_filled: bool = True,
 ) -> Transformer:
-    """Return the model on `device` with the initial weights of SEED, the same on every device and rank."""
-    model = unfilled(c, device, kernel, sharding, norm_eps)
-    for name, weight in model.named_parameters():
-        initialise(weight, name, c)
-    return model
-
-
-def unfilled(
-    c: Config,
-    device: torch.device,
-    kernel: Kernel = SDPA,
-    sharding: Any = None,
-    norm_eps: float | None = None,
-) -> Transformer:
-    """Return the model on `device`, whose weights have whatever values their memory held before.
+    """Return the model on `device` with the initial weights of SEED, the same on every device and rank.
 
     Args:
         c: the settings.
@@ -289,13 +277,21 @@ def unfilled(
         sharding: how the weights are split over processes (parallel.Sharding), or None. They are split before they
             take any memory, so that no process ever holds the whole model.
         norm_eps: epsilon of RMSNorm. Default: NORM_EPS.
+        is_filled: False leaves the weights with whatever values their memory held before.
     """
     with torch.device("meta") if sharding else device:
-        model = Transformer(c, kernel, norm_eps)
+        model = Transformer(c, kernel)
     if sharding:
         sharding.split(model)
         model.to_empty(device=device)
         model.rotary.copy_(rotary_table(c.seq_len, c.head_dim, c.rope_theta))
+    if norm_eps is not None:
+        for module in model.modules():
+            if isinstance(module, RMSNorm):
+                module.eps = norm_eps
+    if is_filled:
+        for name, weight in model.named_parameters():
+            initialise(weight, name, c)
     return model
 
 

@@ -130,11 +130,11 @@ def test_no_moment_is_read(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_that_the_trainer_deletes_meanwhile_is_said_to_be_deleted(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unfilled(*how: object) -> object:
+    def build(*how: object, **options: object) -> object:
         shutil.rmtree(run.folder / "checkpoints" / "step_0000003")  # it was verified by now
-        return model_module.unfilled(*how)
+        return model_module.build(*how, **options)
 
-    monkeypatch.setattr("train.generate.load_run.unfilled", unfilled)
+    monkeypatch.setattr("train.generate.load_run.build", build)
     with pytest.raises(CheckpointError, match=r"step_0000003: was deleted while.*Repeat the com"):
         run.open()
 

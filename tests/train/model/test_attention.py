@@ -16,7 +16,7 @@ from settings import SettingsError
 from settings.config import Config
 from train.data.batch import document_bounds
 from train.model import attention
-from train.model.attention import MATH, SDPA, Kernel
+from train.model.attention import MATH, SDPA
 from train.model.model import build
 
 CPU = torch.device("cpu")
@@ -51,16 +51,70 @@ def random_qkv(heads, kv_heads):
     return [torch.randn(3, 8, n, 8, generator=g) for n in (heads, kv_heads, kv_heads)]
 
 
-@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (4, 1)])
-@pytest.mark.parametrize("documents", [None, ROWS])
-@pytest.mark.parametrize("kernel", [SDPA, MATH], ids=lambda kernel: kernel.name)
-def test_attention_is_what_its_formula_says(heads, kv_heads, documents, kernel):
-    qkv = random_qkv(heads, kv_heads)
-    mask = kernel.apart(bounds_of(ROWS), 3, 8) if documents else None
-    y = kernel.attend(*qkv, mask)
-    torch.testing.assert_close(y, by_hand(*qkv, documents))
-    half = kernel.attend(*(x.bfloat16() for x in qkv), mask)
+def fake_module(monkeypatch, name, **functions):
+    module = types.ModuleType(name)
+    module.__spec__ = importlib.machinery.ModuleSpec(name, None)
+    vars(module).update(functions)
+    monkeypatch.setitem(sys.modules, name, module)
+
+
+def varlen_by_hand(q, k, v, cu_q, cu_k, max_q, max_k):
+    """(N, H, D): each stretch between two bounds by itself."""
+    assert cu_q is cu_k and cu_q.dtype == torch.int32 and max_q == max_k == 8
+    assert cu_q[0] == 0 and cu_q[-1] == len(q)
+    stretches = [slice(a, b) for a, b in itertools.pairwise(cu_q) if b > a]
+    return torch.cat([by_hand(*(x[None, part] for x in (q, k, v)))[0] for part in stretches])
+
+
+def fake_flash_attn(monkeypatch):
+    def varlen(*inputs, causal):
+        assert causal
+        return varlen_by_hand(*inputs)
+
+    def whole(q, k, v, causal):
+        assert causal
+        return by_hand(q, k, v)
+
+    fake_module(monkeypatch, "flash_attn", flash_attn_varlen_func=varlen, flash_attn_func=whole)
+    return attention.flash_attn()
+
+
+def fake_varlen_of_torch_211(monkeypatch):
+    def varlen(q, k, *inputs, is_causal=False):
+        assert is_causal and q.shape == k.shape
+        return varlen_by_hand(q, k, *inputs)
+
+    fake_module(monkeypatch, "torch.nn.attention.varlen", varlen_attn=varlen)
+    return attention.sdpa_varlen()
+
+
+def fake_varlen_of_torch_212(monkeypatch):
+    def varlen(q, k, *inputs, window_size=(-1, -1), enable_gqa=False):
+        assert window_size == (-1, 0) and enable_gqa == (q.shape[1] != k.shape[1])
+        return varlen_by_hand(q, k, *inputs)
+
+    fake_module(monkeypatch, "torch.nn.attention.varlen", varlen_attn=varlen)
+    return attention.sdpa_varlen()
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+@pytest.mark.parametrize("attend", [SDPA.attend, MATH.attend], ids=["sdpa", "math"])
+def test_attention_is_what_its_formula_says(kv_heads, attend):
+    qkv = random_qkv(4, kv_heads)
+    y = attend(*qkv, None)
+    torch.testing.assert_close(y, by_hand(*qkv))
+    half = attend(*(x.bfloat16() for x in qkv), None)
     assert (half.float() - y).norm() < 0.01 * y.norm()
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize(
+    "make", [fake_flash_attn, fake_varlen_of_torch_211, fake_varlen_of_torch_212]
+)
+def test_kernels_with_bounds_are_called_as_their_packages_want_it(monkeypatch, make, kv_heads):
+    attend, qkv = make(monkeypatch), random_qkv(4, kv_heads)
+    torch.testing.assert_close(attend(*qkv, bounds_of(ROWS)), by_hand(*qkv, ROWS))
+    torch.testing.assert_close(attend(*qkv, None), by_hand(*qkv))
 
 
 def test_bounds_are_where_documents_and_windows_begin_and_then_the_end():
@@ -79,107 +133,25 @@ def test_bounds_are_where_documents_and_windows_begin_and_then_the_end():
         )
 
 
-def test_a_document_in_a_window_is_read_as_if_it_were_alone(tiny):
+@pytest.mark.parametrize("kernel", [SDPA, MATH], ids=["sdpa", "math"])
+def test_a_document_in_a_window_is_read_as_if_it_were_alone(tiny, kernel):
     """Only differences of positions count, so a document's logits do not depend on what stands before it."""
-    c = dataclasses.replace(tiny, n_kv_head=1)
-    model = build(c, CPU)
+    model = build(dataclasses.replace(tiny, n_kv_head=1), CPU, kernel)
     g = torch.Generator().manual_seed(1)
     documents = [
-        torch.cat((torch.tensor([END]), torch.randint(10, c.vocab_size, (length,), generator=g)))
+        torch.cat((torch.tensor([END]), torch.randint(10, tiny.vocab_size, (length,), generator=g)))
         for length in (7, 3, 12)
     ]
     window = torch.cat(documents)[None]
     with torch.no_grad():
-        packed = model.lm_head(
-            model.hidden(window, torch.from_numpy(document_bounds(window.numpy(), END)))
-        )[0]
+        packed = model.lm_head(model.hidden(window, bounds_of(window.tolist())))[0]
         alone = torch.cat([model(document[None])[0] for document in documents])
         mixed = model(window)[0]
     torch.testing.assert_close(packed, alone, rtol=1e-4, atol=1e-5)
     assert (mixed[8:] - alone[8:]).abs().max() > 0.01
 
 
-# ---- Kernels that are not here: called as their packages want it, and refused with a reason
-
-
-def check_varlen(q, cu, longest):
-    assert (
-        q.dim() == 3
-        and cu.dtype == torch.int32
-        and cu[0] == 0
-        and cu[-1] == len(q)
-        and longest == 8
-    )
-
-
-def by_bounds(q, k, v, cu):
-    """(N, H, D): each stretch between two bounds by itself."""
-    parts = [
-        by_hand(*(x[None, a:b] for x in (q, k, v)))[0] for a, b in itertools.pairwise(cu) if b > a
-    ]
-    return torch.cat(parts)
-
-
-def fake_module(monkeypatch, name, **functions):
-    module = types.ModuleType(name)
-    module.__spec__ = importlib.machinery.ModuleSpec(name, None)
-    vars(module).update(functions)
-    monkeypatch.setitem(sys.modules, name, module)
-
-
-def test_flash_attn_is_called_as_its_package_wants_it(monkeypatch):
-    def varlen(q, k, v, cu_q, cu_k, max_q, max_k, causal):
-        assert causal and cu_q is cu_k and max_q == max_k
-        check_varlen(q, cu_q, max_q)
-        return by_bounds(q, k, v, cu_q)
-
-    fake_module(
-        monkeypatch,
-        "flash_attn",
-        flash_attn_varlen_func=varlen,
-        flash_attn_func=lambda q, k, v, causal: by_hand(q, k, v),
-    )
-    q, k, v = random_qkv(4, 2)
-    bounds = bounds_of(ROWS)
-    kernel = Kernel("flash-attn", attention.flash_attn(), by_bounds=True)
-    torch.testing.assert_close(
-        kernel.attend(q, k, v, kernel.apart(bounds, 3, 8)), by_hand(q, k, v, ROWS)
-    )
-    torch.testing.assert_close(kernel.attend(q, k, v, None), by_hand(q, k, v))
-
-
-def test_torchs_own_kernel_is_called_by_either_of_its_signatures(
-    monkeypatch,
-):
-    def new(
-        q,
-        k,
-        v,
-        cu_q,
-        cu_k,
-        max_q,
-        max_k,
-        *,
-        window_size=(-1, -1),
-        enable_gqa=False,
-    ):
-        assert window_size == (-1, 0) and enable_gqa == (q.shape[1] != k.shape[1])
-        check_varlen(q, cu_q, max_q)
-        return by_bounds(q, k, v, cu_q)
-
-    def old(q, k, v, cu_q, cu_k, max_q, max_k, is_causal=False):
-        assert is_causal and q.shape == k.shape
-        return by_bounds(q, k, v, cu_q)
-
-    bounds = bounds_of(ROWS)
-    for function in (new, old):
-        fake_module(monkeypatch, "torch.nn.attention.varlen", varlen_attn=function)
-        for kv_heads in (4, 2):
-            q, k, v = random_qkv(4, kv_heads)
-            torch.testing.assert_close(
-                attention.sdpa_varlen()(q, k, v, bounds), by_hand(q, k, v, ROWS)
-            )
-            torch.testing.assert_close(attention.sdpa_varlen()(q, k, v, None), by_hand(q, k, v))
+# ---- The choice
 
 
 def recipe(**changes):
@@ -218,7 +190,7 @@ def test_a_kernel_that_cannot_be_is_refused_with_the_reason(
 
 
 BOTH = ("flash_attn", "flash_attn_interface")
-ON_GPUS = [
+CHOSEN = [  # None: a CPU
     ((9, 0), BOTH, 0, {}, "fa3"),
     ((8, 0), BOTH, 0, {}, "flash-attn"),
     ((7, 0), BOTH, 0, {}, "sdpa"),
@@ -229,34 +201,24 @@ ON_GPUS = [
     ((9, 0), ("flash_attn",), 91501, {"doc_mask": True}, "flash-attn"),
     ((9, 0), ("flash_attn",), 91501, {"attention": "flash-attn"}, "flash-attn"),
     ((9, 0), BOTH, 91501, {"attention": "sdpa"}, "sdpa"),
+    (None, BOTH, 0, {"seq_len": 512}, "math"),
+    (None, BOTH, 0, {"seq_len": 513}, "sdpa"),
+    (None, BOTH, 0, {"seq_len": 512, "dtype": "float32"}, "sdpa"),
+    (None, BOTH, 0, {"seq_len": 512, "attention": "sdpa"}, "sdpa"),
+    (None, BOTH, 0, {"dtype": "float32", "attention": "math"}, "math"),
 ]
 
 
-@pytest.mark.parametrize(("capability", "modules", "cudnn", "changes", "expected"), ON_GPUS)
+@pytest.mark.parametrize(("capability", "modules", "cudnn", "changes", "expected"), CHOSEN)
 def test_auto_takes_the_fastest_that_fits(
     monkeypatch, capability, modules, cudnn, changes, expected
 ):
     activated, cudnn_enabled = [], []
     monkeypatch.setattr(torch.nn.attention, "activate_flash_attention_impl", activated.append)
     monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", cudnn_enabled.append)
-    fake_module(monkeypatch, "flash_attn", flash_attn_varlen_func=None, flash_attn_func=None)
+    fake_module(monkeypatch, "flash_attn", flash_attn_varlen_func=len, flash_attn_func=len)
     device = gpu(monkeypatch, capability, *modules, cudnn=cudnn)
-    kernel = attention.choose(recipe(**changes), device)
-    assert (kernel.name, kernel.by_bounds) == (expected, True)
+    kernel = attention.choose(recipe(**changes), device if capability else CPU)
+    assert (kernel.name, kernel.by_bounds) == (expected, capability is not None)
     is_fa3 = expected == "fa3"  # torch would take cuDNN's before it
     assert (activated, cudnn_enabled) == ((["FA3"], [False]) if is_fa3 else ([], []))
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"seq_len": 512}, "math"),
-        ({"seq_len": 513}, "sdpa"),
-        ({"seq_len": 512, "dtype": "float32"}, "sdpa"),
-        ({"seq_len": 512, "attention": "sdpa"}, "sdpa"),
-        ({"dtype": "float32", "attention": "math"}, "math"),
-    ],
-    ids=str,
-)
-def test_a_cpu_takes_the_products_for_short_windows_in_bfloat16(changes, expected):
-    assert attention.choose(recipe(**changes), CPU).name == expected
