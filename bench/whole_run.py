@@ -199,11 +199,12 @@ def trained(shape: Shape, folder: Path, step_s: float) -> dict[str, Any]:
         ],
         int(told["BATCH_TOKENS"]),
     )
-    (trace,) = (paths.folder / "profile").glob("*.json.gz")
-    shares = time_shares.shares(time_shares.read(trace), torch.cuda.is_available())
+    (summary,) = (paths.folder / "profile").glob("*.txt")
+    rows = time_shares.read_table(summary.read_text())
+    _, step_ms = rows.pop(time_shares.A_STEP)
     return found | {
-        "profiled_step_s": shares.step_ms / 1000,
-        "percent": {name: shares.percent(ns) for name, ns in shares.by_class.items()},
+        "profiled_step_s": step_ms / 1000,
+        "percent": {name: percent for name, (percent, _) in rows.items()},
     }
 
 

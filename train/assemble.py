@@ -3,6 +3,7 @@
 tokenizer and shards -> model, spread over processes -> rehearsal of a step -> checkpoint -> record
 """
 
+import dataclasses
 import json
 import logging
 import os
@@ -88,49 +89,38 @@ def process_age_s() -> float:
         return 0.0
 
 
+@dataclasses.dataclass
 class Attempt:
-    """An attempt at a run: what was checked, and what watches it.
+    """An attempt at a run. Creating one compares it with those before; raises SettingsError.
 
     Attributes:
+        is_shared: whether all nodes see the run's folder.
         before: config.json of the attempts before it; {} for the first.
-        changes: settings that are other than then: name -> [old, new].
         number: of the attempt, from 0.
+        changes: settings that are other than then: name -> [old, new].
+        watch: ends what hangs, from here on.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        paths: RunPaths,
-        world: World,
-        interrupt: Interrupt,
-        status: Status,
-        is_shared: bool,
-        stopwatch: Stopwatch,
-    ):
-        """Compare with what the run was before, and say how it is stopped and saved.
+    config: Config
+    paths: RunPaths
+    world: World
+    interrupt: Interrupt
+    status: Status
+    is_shared: bool
+    stopwatch: Stopwatch
 
-        Args:
-            is_shared: whether all nodes see the run's folder.
-
-        Raises SettingsError.
-        """
-        self.config = config
-        self.paths = paths
-        self.world = world
-        self.interrupt = interrupt
-        self.status = status
-        self.is_shared = is_shared
-        self.stopwatch = stopwatch
+    def __post_init__(self) -> None:
+        config, paths, world, status = self.config, self.paths, self.world, self.status
         self.before: dict[str, Any] = from_first(stored_config(paths) if world.is_first else {})
+        self.number = len(self.before.get("attempts", []))
         self.changes: dict[str, list] = {}
         if self.before:
             stored = self.before["settings"]
             complaints, self.changes = compare_with_stored(stored, config.values())
             if complaints:
                 raise SettingsError([f"{complaint} [{paths.config}]" for complaint in complaints])
-        self.number = len(self.before.get("attempts", []))
-        say_how_it_is_stopped(config, world, status)
-        say_where_it_is_saved(config, paths, world, is_shared)
+        warn_short_grace_period(config, world, status)
+        check_shared_folder(config, paths, world, self.is_shared)
         if world.is_first:
             for line in watchdog.set_aside_stacks(paths.hang):
                 log.warning("the attempt before: %s", line)
@@ -227,33 +217,36 @@ def create_job(attempt: Attempt, model: Any, data: Any, flops: tuple[float, floa
     if config.save_every != 0 and world.is_first:
         find.clear_leftovers(paths.checkpoints)  # they may be what takes the room
         checkpoint.check_space(paths.checkpoints, need)
-    log_shape(config, world, model, data.loader.micro_batch)
     recorder = Recorder(paths, world.is_first, attempt.number, config.last_step, config.log_every)
     saver = Saver(paths.checkpoints, config, world, need, attempt.is_shared)
     engine = parallelize(model, config, world)
     set_timeout(COLLECTIVE_S, parallel.groups_of(engine))
-    return Job(
-        config=config,
-        paths=paths,
-        world=world,
-        model=engine,
-        optimizer=optimizer,
-        loader=data.loader,
-        data_fingerprint=data.fingerprint,
-        vocabulary=data.vocabulary,
-        recorder=recorder,
-        status=attempt.status,
-        interrupt=attempt.interrupt,
-        deadlines=Deadlines(config, attempt.watch),
-        saver=saver,
-        guard=Guard(config.spike_sigmas),
-        rates=Rates(config, world, flops),
+    job = Job(
+        config,
+        paths,
+        world,
+        engine,
+        optimizer,
+        data.loader,
+        data.fingerprint,
+        data.vocabulary,
+        recorder,
+        attempt.status,
+        attempt.interrupt,
+        Deadlines(config, attempt.watch),
+        saver,
+        Guard(config.spike_sigmas),
+        Rates(config, world, flops),
     )
+    log_start(job)
+    return job
 
 
-def log_shape(config: Config, world: World, model: Any, micro_batch: int) -> None:
+def log_start(job: Job) -> None:
     """Say how large the model is, and how a batch divides over processes."""
-    weights, processes = sum(w.numel() for w in model.parameters()), world.size * config.replicas
+    config, world, micro_batch = job.config, job.world, job.loader.micro_batch
+    millions = sum(weight.numel() for weight in job.model.parameters()) / 1e6
+    processes = world.size * config.replicas
     log.info(
         "run=%s device=%s processes=%d parallel=%s dtype=%s parameters=%.2fM steps=%d batch_tokens=%d = %d x %d x "
         "%d x %d (processes x accumulation x sequences x tokens)",
@@ -262,7 +255,7 @@ def log_shape(config: Config, world: World, model: Any, micro_batch: int) -> Non
         processes,
         config.parallel if world.size > 1 else "none",
         config.dtype,
-        weights / 1e6,
+        millions,
         config.last_step,
         config.batch_tokens,
         processes,
@@ -270,7 +263,7 @@ def log_shape(config: Config, world: World, model: Any, micro_batch: int) -> Non
         micro_batch,
         config.seq_len,
         extra=console.for_terminals(
-            f"model: {weights / 1e6:.1f}M parameters. "
+            f"model: {millions:.1f}M parameters. "
             "Press Ctrl-C to save and stop; run the same command to resume.\n"
         ),
     )
@@ -338,15 +331,14 @@ def hung(state: Status) -> None:
     report_exit(watchdog.HUNG)
 
 
-def say_how_it_is_stopped(c: Config, world: World, state: Status) -> None:
+def warn_short_grace_period(c: Config, world: World, status: Status) -> None:
     """Warn where what a stop needs, a step and a save, is longer than what is left for it."""
     allowed = float(c.grace_period_s)
     spare = 0
     if world.size > 1:
         allowed = shutdown_timeout_s(c)
         spare = c.grace_period_s - c.shutdown_timeout_s
-    last = state.facts
-    needed = last.get("step_s", 0.0) + last.get("save_s", 0.0)
+    needed = status.facts.get("step_s", 0.0) + status.facts.get("save_s", 0.0)
     if needed > allowed:
         log.warning(
             "a step and a save took %.0f s the last time, and GRACE_PERIOD_S=%d leaves %.0f s: told to stop, "
@@ -358,17 +350,14 @@ def say_how_it_is_stopped(c: Config, world: World, state: Status) -> None:
         )
 
 
-def say_where_it_is_saved(c: Config, paths: RunPaths, world: World, shared: bool) -> None:
-    """Say whether the nodes share RUNS_DIR, and refuse what then cannot be saved."""
-    if world.nodes == 1:
+def check_shared_folder(c: Config, paths: RunPaths, world: World, is_shared: bool) -> None:
+    """Say if the nodes do not share RUNS_DIR. Raises SettingsError if the run then cannot be saved."""
+    if world.nodes == 1 or is_shared:
         return
-    ranks = parallel.writers(c, world)
-    if shared:
-        return
-    if len(ranks) > world.local_size:
-        other = (
-            f", or set PARALLEL=hsdp with SHARD_RANKS={world.local_size}" if c.replicas == 1 else ""
-        )
+    if len(parallel.writers(c, world)) > world.local_size:
+        other = ""
+        if c.replicas == 1:
+            other = f", or set PARALLEL=hsdp with SHARD_RANKS={world.local_size}"
         raise SettingsError(
             [
                 f"PARALLEL={c.parallel}: a copy of the weights lies on several nodes, which do not share "

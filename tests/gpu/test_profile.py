@@ -36,10 +36,13 @@ def test_a_profiled_run_says_what_its_kernels_did(tmp_path: Path, data: dict[str
     out = train(env)
     assert "kernels of the GPU" in out
     (path,) = (tmp_path / "run" / "profile").glob("*.json.gz")
-    found = time_shares.shares(time_shares.read(path), on_gpu=True)
-    assert sum(found.by_class.values()) == pytest.approx(found.wall_ns)
+    (summary,) = (tmp_path / "run" / "profile").glob("*.txt")
+    table = summary.read_text()
+    ms = {name: ms for name, (_, ms) in time_shares.read_table(table).items()}
+    step_ms = ms.pop(time_shares.A_STEP)
+    assert sum(ms.values()) == pytest.approx(step_ms, abs=0.1)
     for name in ("matmul", "attention", "loss", "optimizer"):
-        assert found.by_class[name] > 0, f"no kernel was known as one of {name}: {found.others}"
+        assert ms[name] > 0, f"no kernel was known as one of {name}: {table}"
     # One stream: kernels hardly overlap, so that their time is that of all classes but waits and gaps.
     events = [
         e
@@ -53,8 +56,8 @@ def test_a_profiled_run_says_what_its_kernels_did(tmp_path: Path, data: dict[str
         if e["cat"] in ("kernel", "gpu_memcpy", "gpu_memset")
         and any(s["ts"] <= e["ts"] < s["ts"] + s["dur"] for s in steps)
     )
-    working = found.wall_ns - found.by_class["data wait"] - found.by_class["host gaps"]
-    assert working / 1000 == pytest.approx(busy, rel=0.05)
+    working_ms = len(steps) * (step_ms - ms["data wait"] - ms["host gaps"])
+    assert 1000 * working_ms == pytest.approx(busy, rel=0.05)
 
 
 def kernels(c: Config) -> str:

@@ -16,8 +16,8 @@ from settings.config import Config
 from train import assemble, open_data, run_folder
 from train.assemble import (
     Stopwatch,
-    say_how_it_is_stopped,
-    say_where_it_is_saved,
+    check_shared_folder,
+    warn_short_grace_period,
 )
 from train.data import prepare
 from train.data.manifest import DataError
@@ -40,14 +40,14 @@ def test_a_stop_that_takes_longer_than_there_is_time_is_said_before_it_comes(
 ):
     c = Config()
     monkeypatch.setattr(assemble, "shutdown_timeout_s", lambda _: 120.0)
-    say_how_it_is_stopped(c, world(2), state(tmp_path, step_s=10.0, save_s=100.0))
-    say_how_it_is_stopped(c, world(1), state(tmp_path, step_s=10.0, save_s=160.0))
-    say_how_it_is_stopped(c, world(2), state(tmp_path))  # nothing is known yet
+    warn_short_grace_period(c, world(2), state(tmp_path, step_s=10.0, save_s=100.0))
+    warn_short_grace_period(c, world(1), state(tmp_path, step_s=10.0, save_s=160.0))
+    warn_short_grace_period(c, world(2), state(tmp_path))  # nothing is known yet
     assert caplog.text == ""
-    say_how_it_is_stopped(c, world(2), state(tmp_path, step_s=10.0, save_s=115.0))
+    warn_short_grace_period(c, world(2), state(tmp_path, step_s=10.0, save_s=115.0))
     assert "took 125 s the last time, and GRACE_PERIOD_S=180 leaves 120 s" in caplog.text
     assert "Set GRACE_PERIOD_S=248" in caplog.text
-    say_how_it_is_stopped(c, world(1), state(tmp_path, step_s=10.0, save_s=175.0))
+    warn_short_grace_period(c, world(1), state(tmp_path, step_s=10.0, save_s=175.0))
     assert "GRACE_PERIOD_S=180 leaves 180 s" in caplog.text
 
 
@@ -55,30 +55,30 @@ def test_nodes_without_a_common_disk_are_told_what_follows(tmp_path, caplog):
     caplog.set_level(logging.INFO)
     paths, c = RunPaths(tmp_path), Config()
     for parallel in ("ddp", "hsdp"):
-        say_where_it_is_saved(
-            dataclasses.replace(c, parallel=parallel), paths, world(8, 2), shared=False
+        check_shared_folder(
+            dataclasses.replace(c, parallel=parallel), paths, world(8, 2), is_shared=False
         )
         assert (
             "the first keeps the checkpoints, and sends them to the others at a resume"
             in caplog.text
         )
         caplog.clear()
-    say_where_it_is_saved(c, paths, world(8, 2), shared=True)
+    check_shared_folder(c, paths, world(8, 2), is_shared=True)
     assert caplog.text == ""
-    say_where_it_is_saved(
-        dataclasses.replace(c, parallel="fsdp"), paths, world(2, 2), shared=False
+    check_shared_folder(
+        dataclasses.replace(c, parallel="fsdp"), paths, world(2, 2), is_shared=False
     )  # one node
     with pytest.raises(
         SettingsError, match=r"PARALLEL=fsdp: a copy .* lies on several nodes.*SHARD_RANKS=2"
     ):
-        say_where_it_is_saved(
-            dataclasses.replace(c, parallel="fsdp"), paths, world(8, 2), shared=False
+        check_shared_folder(
+            dataclasses.replace(c, parallel="fsdp"), paths, world(8, 2), is_shared=False
         )
     apart = dataclasses.replace(
         c, parallel="fsdp", sync="diloco", sites=2, nodes=8
     )  # which has no hsdp
     with pytest.raises(SettingsError, match=r"put RUNS_DIR on a disk that they share$"):
-        say_where_it_is_saved(apart, paths, world(8, 2), shared=False)
+        check_shared_folder(apart, paths, world(8, 2), is_shared=False)
 
 
 def test_whether_all_nodes_see_the_folder_is_tried(tmp_path, monkeypatch):

@@ -169,7 +169,7 @@ def skip_step(job: "Job", batch: Batch, numbers: StepNumbers, seconds: float) ->
     )
     job.gaps = with_gap(job.gaps, job.step, config.batch_windows)
     for hook in job.hooks:
-        hook.after_skip(job)
+        hook.after_jump(job)
     if job.guard.skipped():
         limit_s = config.start_timeout_s + job.saver.limit_s
         with job.activity("going back to a checkpoint", limit_s, "START_TIMEOUT_S"):
@@ -226,7 +226,7 @@ def pass_over(job: "Job", here: int, since: int, began: float, **values: float) 
     passed_over = range(end - job.gaps[-1].windows, end)
     job.requests.add("save")  # a kill would find the old gaps only
     for hook in job.hooks:
-        hook.after_rollback(job)
+        hook.after_jump(job)
     job.recorder.event(
         "rollback",
         job.step,

@@ -231,7 +231,7 @@ class DiLoCo(Hook):
         self.missed.append([here, there])
         job.requests.add("save")
         for hook in job.hooks:
-            hook.after_skip(job)
+            hook.after_jump(job)
         facts = {"replica": job.config.site_rank, "reason": "away", "from": here, "to": there}
         job.recorder.event("gap", job.step, job.tokens, **facts)
         job.recorder.say(

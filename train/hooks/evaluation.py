@@ -1,5 +1,7 @@
 """EVAL_EVERY, CORE_EVERY and KEEP_BEST: when a run is evaluated between steps, for how long, and what is recorded."""
 
+import dataclasses
+import functools
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -19,6 +21,57 @@ if TYPE_CHECKING:
     from train.job import Job
 
 
+@dataclasses.dataclass
+class Score:
+    """One kind of evaluation: its name in the log, and the last step that was scored."""
+
+    name: str
+    last_at: int = 0
+
+    def is_due(self, step: int, every: int) -> bool:
+        """Say whether this step is to be scored, and was not yet. every: so many steps; 0 is never."""
+        return bool(every) and step > 0 and step % every == 0 and step != self.last_at
+
+    def run(
+        self, job: "Job", score: Callable[..., Any], parts: int = 1
+    ) -> tuple[Any, dict[str, Any]]:
+        """Score within EVAL_MINUTES, or so many times that. A failure costs the number, not the run.
+
+        Returns:
+            (result, or None where it failed; what to record of it). Raises StopTraining, on all ranks,
+            if told to stop meanwhile.
+        """
+        limit_s = 60 * job.config.eval_minutes * parts
+        most_s = limit_s + job.config.train_timeout_s
+        # The first batch may be compiled.
+        batch_s = max(job.deadlines.step_limit_s, job.config.start_timeout_s)
+
+        def progress(what: str) -> None:
+            job.deadlines.progress(batch_s if what == "batch" else most_s)
+
+        began = time.perf_counter()
+        result = None
+        values: dict[str, Any] = {}
+        with job.activity("an evaluation", most_s, "EVAL_MINUTES", phase="evaluating"):
+            try:
+                result = score(
+                    job.model,
+                    interrupted=lambda: job.interrupt.asked is not None,
+                    limit_s=limit_s,
+                    progress=progress,
+                )
+            except ScoringFailed as error:
+                values = {"error": str(error)}
+                job.recorder.say(
+                    f"{self.name} at step {job.step} failed, and training goes on: {error}"
+                )
+        if result is None and not values:
+            raise StopTraining
+        self.last_at = job.step
+        values |= {"eval_s": time.perf_counter() - began}
+        return result, result.record() | values if result else values
+
+
 class Evaluation(Hook):
     """Scores held-out text, and CORE's tasks, between steps and at the end.
 
@@ -28,8 +81,7 @@ class Evaluation(Hook):
         compressed: bits per byte that general compressors need for the same text, by name.
 
     Attributes:
-        validated_at, core_at: the last steps that were scored.
-        validation_loss: of validated_at, nats/token; None where it failed.
+        validation_loss: of the last validation, nats/token; None where it failed.
     """
 
     def __init__(
@@ -41,9 +93,9 @@ class Evaluation(Hook):
         self.evaluator = evaluator
         self.core = core
         self.compressed = compressed if compressed and evaluator.full_is_all else {}
-        self.validated_at = 0
+        self.validation = Score("the evaluation")
         self.validation_loss: float | None = None
-        self.core_at = 0
+        self.core_score = Score("CORE")
 
     def at_start(self, job: "Job") -> None:
         # An evaluation is due that the attempt before did not come to.
@@ -52,99 +104,48 @@ class Evaluation(Hook):
     def between_steps(self, job: "Job", agreed: set[str]) -> None:
         if "stop" in agreed:  # the run that resumes evaluates first
             return
-        if self.is_validation_due(job):
+        config = job.config
+        validate_every, core_every = config.eval_every, config.core_every
+        if job.step >= config.last_step:  # at_end scores more text; KEEP_BEST compares the same
+            validate_every = int(config.keep_best and job.step == config.last_step)
+            core_every = 0
+        if self.validation.is_due(job.step, validate_every):
             self.validate(job)
-        if job.step < job.config.last_step and self.is_core_due(job):
+        if self.core_score.is_due(job.step, core_every):
             self.score_core(job)
         if self.is_best(job):
             agreed.add("save")
 
-    def is_validation_due(self, job: "Job") -> bool:
-        """At the last step only KEEP_BEST asks for one: at_end scores more text."""
-        config = job.config
-        if job.step == 0 or self.validated_at == job.step:
-            return False
-        if job.step >= config.last_step:
-            return config.keep_best and job.step == config.last_step
-        return bool(config.eval_every) and job.step % config.eval_every == 0
-
-    def is_core_due(self, job: "Job") -> bool:
-        if self.core is None or job.step == 0 or self.core_at == job.step:
-            return False
-        return job.step >= job.config.last_step or job.step % job.config.core_every == 0
-
     def validate(self, job: "Job", full: bool = False) -> Any:
-        """Score held-out text.
-
-        Returns:
-            The result, None where it failed. Raises StopTraining, on all ranks, if told to stop meanwhile.
-        """
-        part = FULL_SET if full else 1
-
-        def score(**limits: Any) -> Any:
-            return self.evaluator(job.model, full, **limits)
-
-        result, values, seconds = self.run(job, "the evaluation", score, part)
+        """Score held-out text. Returns the result, None where it failed. Raises StopTraining."""
+        score = functools.partial(self.evaluator, full=full)
+        result, values = self.validation.run(job, score, FULL_SET if full else 1)
         if result is None:
             values = {"val_loss": None, "val_bpb": None, "scored_tokens": 0} | values
         elif full and self.compressed:
             values["compressed_bpb"] = self.compressed
-        self.validated_at = job.step
         if not full:
             self.validation_loss = result.loss if result else None
         if result:
             job.status.beat(val_loss=result.loss)
-        job.recorder.evaluation(job.step, job.tokens, **values, eval_s=seconds, full=full)
+        job.recorder.evaluation(job.step, job.tokens, **values, full=full)
         return result
 
     def score_core(self, job: "Job") -> None:
-        """Score CORE's tasks. Raises StopTraining as `validate` does."""
+        """Score CORE's tasks. Raises StopTraining."""
         core = self.core
         assert core
 
-        def score(**limits: Any) -> Result | None:
-            scores = core(job.model, **limits)
+        def score(*model: Any, **limits: Any) -> Result | None:
+            scores = core(*model, **limits)
             return None if scores is None else Result.of(scores, core.bundle.missing)
 
-        result, values, seconds = self.run(job, "CORE", score)
-        self.core_at = job.step
+        result, values = self.core_score.run(job, score)
         if result:
             job.recorder.say(f"step {job.step}: {result.describe()}")
         else:
-            values = {"core": None, "core_error": values["error"]}
-        job.recorder.event("eval", job.step, job.tokens, **values, core_s=seconds, eval_s=seconds)
-
-    def run(
-        self, job: "Job", name: str, score: Callable[..., Any], parts: int = 1
-    ) -> tuple[Any, dict[str, Any], float]:
-        """Score within EVAL_MINUTES, or so many times that. A failure costs the number, not the run.
-
-        Returns:
-            (result, or None where it failed; what to record of it; seconds).
-        """
-        limit_s = 60 * job.config.eval_minutes * parts
-        most_s = limit_s + job.config.train_timeout_s
-        # The first batch may be compiled.
-        batch_s = max(job.deadlines.step_limit_s, job.config.start_timeout_s)
-
-        def progress(what: str) -> None:
-            job.deadlines.progress(batch_s if what == "batch" else most_s)
-
-        began = time.perf_counter()
-        result, values = None, {}
-        with job.activity("an evaluation", most_s, "EVAL_MINUTES", phase="evaluating"):
-            try:
-                result = score(
-                    interrupted=lambda: job.interrupt.asked is not None,
-                    limit_s=limit_s,
-                    progress=progress,
-                )
-            except ScoringFailed as error:
-                values = {"error": str(error)}
-                job.recorder.say(f"{name} at step {job.step} failed, and training goes on: {error}")
-        if result is None and not values:
-            raise StopTraining
-        return result, result.record() if result else values, time.perf_counter() - began
+            values |= {"core": None, "core_error": values.pop("error")}
+        job.recorder.event("eval", job.step, job.tokens, **values, core_s=values["eval_s"])
 
     def is_best(self, job: "Job") -> bool:
         """Whether KEEP_BEST asks for a checkpoint here: no other has a lower loss.
@@ -156,35 +157,35 @@ class Evaluation(Hook):
             return False
         with job.activity("a checkpoint", job.saver.limit_s):
             job.saver.wait()
-            found = from_first(best(job.paths.checkpoints) if job.world.is_first else None)
-        return found is None or loss < found[0]
+            lowest = from_first(best(job.paths.checkpoints) if job.world.is_first else None)
+        return lowest is None or loss < lowest[0]
 
     def loss_at(self, step: int) -> float | None:
         """The validation loss of this step, if it has one."""
-        return self.validation_loss if self.validated_at == step else None
+        return self.validation_loss if self.validation.last_at == step else None
 
     def before_save(self, job: "Job", manifest: dict[str, Any]) -> None:
         manifest |= {
-            "evaluated_at": self.validated_at,
+            "evaluated_at": self.validation.last_at,
             "val_loss": self.loss_at(job.step),
-            "core_at": self.core_at,
+            "core_at": self.core_score.last_at,
         }
 
     def after_load(
         self, job: "Job", manifest: Mapping[str, Any], tensors: dict[str, Tensor]
     ) -> None:
-        self.validated_at = manifest["evaluated_at"]
+        self.validation.last_at = manifest["evaluated_at"]
         self.validation_loss = manifest.get("val_loss")
-        self.core_at = manifest.get("core_at", 0)
+        self.core_score.last_at = manifest.get("core_at", 0)
 
-    def after_rollback(self, job: "Job") -> None:
-        self.validated_at = min(self.validated_at, job.step)
+    def after_jump(self, job: "Job") -> None:
         self.validation_loss = None
-        self.core_at = min(self.core_at, job.step)
+        for score in (self.validation, self.core_score):
+            score.last_at = min(score.last_at, job.step)
 
     def at_end(self, job: "Job") -> None:
         result = self.validate(job, full=True)
-        if self.is_core_due(job):
+        if self.core and self.core_score.is_due(job.step, 1):
             self.score_core(job)
         if result:
             self.report(job, result)

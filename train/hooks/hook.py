@@ -69,11 +69,8 @@ class Hook:
     def after_refusal(self, job: "Job", batch: "Batch") -> None:
         """All ranks have refused a step, and nothing was concluded from that yet. May wait for others."""
 
-    def after_skip(self, job: "Job") -> None:
-        """Samples or steps are passed over: the next batch is another than it would have been."""
-
-    def after_rollback(self, job: "Job") -> None:
-        """The run stands at an earlier step than before."""
+    def after_jump(self, job: "Job") -> None:
+        """Samples or steps are passed over, or the run went back: the next batch is another than was expected."""
 
     def at_end(self, job: "Job") -> None:
         """All steps are made and saved."""

@@ -7,7 +7,6 @@ others do the same work, and the log names a slow one. If the files cannot be wr
 continues.
 """
 
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -137,20 +136,20 @@ class Profiler(Hook):
         try:
             trace.parent.mkdir(parents=True, exist_ok=True)
             profiler.export_chrome_trace(str(trace))
-            summary = self.summarize(job, trace, steps.start)
+            summary = self.summarize(job, profiler, steps.start)
             # written last: where there is a summary, the trace is complete
             write_whole(trace.with_suffix("").with_suffix(".txt"), f"{summary}\n".encode())
-        except (OSError, EOFError, ValueError) as error:
+        except (OSError, ValueError) as error:
             summary = (
                 f"PROFILE=1: The profile of steps {steps.start} to {steps[-1]} failed, and training "
                 f"continues: {error}"
             )
         job.recorder.say(f"{summary}\ntrace: {trace}")
 
-    def summarize(self, job: "Job", trace: Path, first: int) -> str:
+    def summarize(self, job: "Job", profiler: Any, first: int) -> str:
         """Return one screen: what was profiled, the shares of a step, and what profiling cost."""
         world = job.world
-        shares = time_shares.shares(time_shares.read(trace), self.on_gpu)
+        shares = time_shares.shares(profiler.events(), self.on_gpu)
         unit = "kernels of the GPU" if self.on_gpu else "operators of the CPU, by self time"
         ratio = shares.step_ms / 1000 / self.usual_s
         return "\n".join(

@@ -57,11 +57,8 @@ class StreamedData(Hook):
     ) -> None:
         self.opened = manifest["data"]["opened"]
 
-    def after_skip(self, job: "Job") -> None:
+    def after_jump(self, job: "Job") -> None:
         self.is_starved = True  # until all ranks are known to have the next batch
-
-    def after_rollback(self, job: "Job") -> None:
-        self.is_starved = True
 
     def close(self, job: "Job", code: int, is_hurried: bool) -> None:
         self.feed.close()

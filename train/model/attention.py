@@ -17,7 +17,7 @@ import importlib.util
 import inspect
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -88,7 +88,7 @@ def sdpa_varlen() -> Attend:
 
     def varlen(q: Tensor, k: Tensor, v: Tensor, *bounds: Tensor | int) -> Tensor:
         heads = q.shape[1]
-        call: Callable[..., Tensor] = varlen_attn
+        call: Any = varlen_attn
         if is_old:
             return call(q, ungrouped(k, heads), ungrouped(v, heads), *bounds, is_causal=True)
         return call(q, k, v, *bounds, window_size=(-1, 0), enable_gqa=k.shape[1] != heads)

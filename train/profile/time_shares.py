@@ -1,4 +1,4 @@
-"""Where the time of a step goes, read from a trace of torch's profiler. The shares add up to the whole step.
+"""Where the time of a step goes, by the events of torch's profiler. The shares add up to the whole step.
 
     CPU   main thread   |mm|     |_softmax|  |copy_|      |        operators, by their self time
           gloo               |======all_reduce======|              hidden behind an operator, or else exposed
@@ -12,28 +12,27 @@ gap. The class follows from the names of the operators around (on a GPU those th
 name. What neither tells is `other`, under its own name. A step carries the mark STEP, the wait for its batch DATA.
 """
 
-import gzip
-import json
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from torch.autograd import DeviceType
+from torch.autograd.profiler_util import FunctionEvent
 
-STEP, DATA = "train step", "data wait"  # how the trainer marks them in a trace
+STEP, DATA = "train step", "data wait"  # how the trainer marks them
 
 COMMUNICATION, GAPS, OTHER = "communication, exposed", "host gaps", "other"
 CLASSES = ("matmul", "attention", "loss", "optimizer", COMMUNICATION, DATA, GAPS, OTHER)
+A_STEP = "a step"  # name of the table's last row
+ROW = re.compile(r"^(\w[\w ,]*?) +([\d.]+)% +([\d.]+) ms", re.MULTILINE)
 LARGEST = 6  # names of `other` in the table
 HEAD = "head"  # name of matmuls in the output head
 
-LAUNCHES = ("cuda_runtime", "cuda_driver")
-GPU = ("gpu_memset", "gpu_memcpy", "kernel")
-# categories of events; those of others in a trace are arrows, and copies of marks for the GPU
-CATEGORIES = {"cpu_op", "user_annotation", *LAUNCHES, *GPU}
+LAUNCH = re.compile(r"^cu[A-Z]|^cuda[A-Z]")  # of CUDA's driver, of its runtime
+COPY = "Mem"  # how the names of copies on a GPU begin
 
 # Names of operators and of kernels: cuBLAS, CUTLASS, flash-attn, cuDNN, Triton, NCCL.
 LOSS = "_LinearCrossEntropy"
@@ -55,17 +54,6 @@ COMPILED_CALL = re.compile(
 )
 
 
-class Event(NamedTuple):
-    """Something of a trace that took time; begin and end in whole nanoseconds."""
-
-    begin: int
-    end: int
-    category: str
-    name: str
-    thread: Any
-    launch: Any  # the same number at a kernel and at the call that launched it
-
-
 class Span(NamedTuple):
     """Nanoseconds that belong to a class of CLASSES, under a name."""
 
@@ -77,7 +65,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Shares:
-    """Nanoseconds of all steps of a trace. Those of CLASSES add up to wall_ns.
+    """Nanoseconds of all recorded steps. Those of CLASSES add up to wall_ns.
 
     `others` divides class `other` by name. `head_ns` of matmul was in the output head. `hidden_ns` of communication
     overlapped with work, and is counted there.
@@ -108,85 +96,81 @@ class Shares:
         return [
             f"{name:<23}{self.percent(ns):6.1f}% {ns / self.steps / 1e6:10.2f} ms   "
             f"{notes.get(name, '')}".rstrip()
-            for name, ns in [*self.by_class.items(), ("a step", self.wall_ns)]
+            for name, ns in [*self.by_class.items(), (A_STEP, self.wall_ns)]
         ]
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    """Return the events of a trace (.json.gz) of torch.profiler. Raises OSError, EOFError, ValueError."""
-    with gzip.open(path, "rt") as file:
-        return list(json.load(file)["traceEvents"])
+def read_table(text: str) -> dict[str, tuple[float, float]]:
+    """Read Shares.table: percent and milliseconds of each row, by its name."""
+    rows = ROW.findall(text)
+    return {name: (float(percent), float(ms)) for name, percent, ms in rows}
 
 
-def shares(trace: Iterable[Mapping[str, Any]], on_gpu: bool) -> Shares:
-    """Divide the time of the steps in a trace. Raises ValueError if it has no steps, or no kernels of a GPU."""
-    events = [event_of(entry) for entry in trace if entry.get("cat") in CATEGORIES]
-    events.sort(key=lambda event: (event.begin, -event.end))
-    steps = [event for event in events if event.name == STEP]
+def shares(events: Iterable[FunctionEvent], on_gpu: bool) -> Shares:
+    """Divide the time of the recorded steps. Raises ValueError if there is none, or no kernel of a GPU."""
+    ordered = sorted(events, key=lambda event: (event.time_range.start, -event.time_range.end))
+    on_cpu = [event for event in ordered if event.device_type == DeviceType.CPU]
+    steps = [event for event in on_cpu if event.name == STEP]
     if not steps:
-        raise ValueError(f"the trace has no step: nothing in it is marked {STEP!r}")
+        raise ValueError(f"no step was recorded: nothing is marked {STEP!r}")
     if not on_gpu:
-        return divide(spans_on_cpu(events, steps[0].thread), steps)
-    if not any(event.category == "kernel" for event in events):
+        spans = spans_on_cpu(on_cpu, steps[0].thread)
+        return divide(spans, [span_of(step) for step in steps])
+    # copies of marks are no work
+    work = [
+        event
+        for event in ordered
+        if event.device_type != DeviceType.CPU and not event.is_user_annotation
+    ]
+    if all(event.name.startswith(COPY) for event in work):
         raise ValueError(
-            "the trace has no kernels: the driver or another profiler keeps torch's from the GPU"
+            "there are no kernels: the driver or another profiler keeps torch's from the GPU"
         )
-    return divide(spans_on_gpu(events), steps)
+    return divide(spans_on_gpu(on_cpu, work), [span_of(step) for step in steps])
 
 
-def event_of(entry: Mapping[str, Any]) -> Event:
-    """Take what is needed here from an entry of a trace, whose times are in microseconds."""
-    begin = round(1000 * entry["ts"])
-    end = round(1000 * (entry["ts"] + entry["dur"]))
-    launch = entry.get("args", {}).get("correlation")
-    return Event(begin, end, entry["cat"], entry["name"], entry["tid"], launch)
+def span_of(event: FunctionEvent, kind: str = "", name: str = "") -> Span:
+    """Return the time of an event, whose clock counts microseconds."""
+    time = event.time_range
+    return Span(round(1000 * time.start), round(1000 * time.end), kind, name)
 
 
-def nest(events: Iterable[Event]) -> Iterator[tuple[Event, list[str]]]:
-    """Yield each event with the names of those around it on its thread, outermost first, and its own.
-
-    events: by their begin; of two that begin together the longer one first.
-    """
-    threads = defaultdict[Any, list[Event]](list)
-    for event in events:
-        around = threads[event.thread]
-        while around and around[-1].end <= event.begin:
-            around.pop()
-        around.append(event)
-        yield event, [each.name for each in around]
+def names_of(event: FunctionEvent) -> list[str]:
+    """Return the names of the events around an event of a CPU, outermost first, and its own."""
+    around = names_of(event.cpu_parent) if event.cpu_parent else []
+    return [*around, event.name]
 
 
-def spans_on_cpu(events: Iterable[Event], main_thread: Any) -> Iterator[Span]:
+def spans_on_cpu(events: Iterable[FunctionEvent], main_thread: int) -> Iterator[Span]:
     """Yield what the main thread does, and what any thread sends. A span lies over those before it."""
-    for event, names in nest(events):
+    for event in events:
         if SENDS.search(event.name):
-            yield Span(event.begin, event.end, COMMUNICATION)
-        if event.thread != main_thread:
+            yield span_of(event, COMMUNICATION)
+        if event.thread != main_thread or event.is_async:
             continue
+        names = names_of(event)
         kind = DATA if DATA in names else class_of(names)
         # a mark of the trainer or of torch, such as DistributedDataParallel.forward: Python between operators
-        if kind == OTHER and event.category == "user_annotation":
+        if kind == OTHER and event.is_user_annotation:
             kind = GAPS
-        yield Span(event.begin, event.end, kind, name_of(names, kind))
+        yield span_of(event, kind, name_of(names, kind))
 
 
-def spans_on_gpu(events: Iterable[Event]) -> Iterator[Span]:
+def spans_on_gpu(on_cpu: Iterable[FunctionEvent], work: Iterable[FunctionEvent]) -> Iterator[Span]:
     """Yield waits for data, then copies, then kernels of all streams. A span lies over those before it."""
-    launchers: dict[Any, list[str]] = {}
-    work = []
-    for event, names in nest(events):
-        if event.category in LAUNCHES:
-            launchers[event.launch] = names[:-1]
-        elif event.category in GPU:
-            work.append(event)
+    launchers: dict[int, list[str]] = {}  # a kernel and the call that launched it have one number
+    for event in on_cpu:
+        if LAUNCH.match(event.name):
+            launchers[event.id] = names_of(event)[:-1]
         elif event.name == DATA:
-            yield Span(event.begin, event.end, DATA)
+            yield span_of(event, DATA)
     # while two kernels run, the time is that of the one that began first
-    work.sort(key=lambda event: (event.category == "kernel", -event.begin))
-    for event in work:
-        names = [*launchers.get(event.launch, ()), event.name]
+    for event in sorted(
+        work, key=lambda event: (not event.name.startswith(COPY), -event.time_range.start)
+    ):
+        names = [*launchers.get(event.id, ()), event.name]
         kind = COMMUNICATION if SENDS.search(event.name) else class_of(names)
-        yield Span(event.begin, event.end, kind, name_of(names, kind))
+        yield span_of(event, kind, name_of(names, kind))
 
 
 def class_of(names: Sequence[str]) -> str:
@@ -215,7 +199,7 @@ def name_of(names: Sequence[str], kind: str) -> str:
     return names[-1][:70]
 
 
-def divide(spans: Iterable[Span], steps: Sequence[Event | Span]) -> Shares:
+def divide(spans: Iterable[Span], steps: Sequence[Span]) -> Shares:
     """Give each nanosecond of the steps to the last span that covers it, and to communication if no work covers it.
 
     steps: in order, without overlap.

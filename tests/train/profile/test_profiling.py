@@ -2,12 +2,12 @@
 
 import gzip
 import json
-import re
 import sys
 
 import pytest
 
 from tests.running import environment, losses, train
+from train.profile.time_shares import read_table
 
 
 def total(events, *names):
@@ -61,8 +61,7 @@ def test_a_run_s_summary_is_what_its_trace_says_read_in_another_way(tmp_path, da
     assert text.startswith(
         "profile of 2 steps from 5 on: rank 0 of 1, CPU, float32, operators of the CPU"
     )
-    rows = re.findall(r"^(\w[\w ,]*?) +([\d.]+)% +[\d.]+ ms", text, re.MULTILINE)
-    shares = {name: float(percent) for name, percent in rows}
+    shares = {name: percent for name, (percent, _) in read_table(text).items()}
     assert shares.pop("a step") == 100.0 and shares.pop("communication, exposed") == 0.0
     assert shares == pytest.approx(by_durations(folder / FILES[0]), abs=0.06)  # one decimal
     assert sum(shares.values()) == pytest.approx(100, abs=0.5)

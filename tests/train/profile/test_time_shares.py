@@ -1,40 +1,42 @@
 """train/profile/time_shares.py: a step's time divided, compared with sums made by hand and with a count by nanoseconds."""
 
-import gzip
-import json
+import itertools
 import random
 from collections import Counter
 
 import pytest
+from torch.autograd import DeviceType
+from torch.autograd.profiler_util import EventList, FunctionEvent
 
 from train.profile import time_shares
 from train.profile.time_shares import CLASSES, COMMUNICATION, DATA, OTHER, STEP, Span
 
 MAIN, BACKWARD = 1, 2  # threads
+NUMBERS = itertools.count()
 
 
-def event(category, name, begin, end, thread=MAIN, **args):
-    """As torch.profiler exports it; microseconds."""
-    times = {"ts": begin, "dur": end - begin}
-    return {"ph": "X", "cat": category, "name": name, "pid": 5, "tid": thread, "args": args} | times
-
-
-def op(name, begin, end, thread=MAIN):
-    return event("cpu_op", name, begin, end, thread)
+def op(name, begin, end, thread=MAIN, number=0, **facts):
+    """As torch.profiler has it; microseconds."""
+    return FunctionEvent(number, name, thread, begin, end, **facts)
 
 
 def mark(name, begin, end, thread=MAIN):
-    return event("user_annotation", name, begin, end, thread)
+    return op(name, begin, end, thread, is_user_annotation=True)
 
 
-def kernel(name, begin, end, launched=None, thread=MAIN, category="kernel"):
+def kernel(name, begin, end, launched=None, thread=MAIN):
     """A kernel, and the call that launched it if it is known."""
-    number = f"{name}{begin}"
-    events = [event(category, name, begin, end, "stream", correlation=number)]
+    number = next(NUMBERS)
+    events = [op(name, begin, end, 7, number, device_type=DeviceType.CUDA)]
     if launched:
-        launch = event("cuda_runtime", "cudaLaunchKernel", launched, launched + 1, thread)
-        events.append(launch | {"args": {"correlation": number}})
+        events.append(op("cudaLaunchKernel", launched, launched + 1, thread, number))
     return events
+
+
+def divided(events, on_gpu=False):
+    tree = EventList(events)
+    tree._build_tree()
+    return time_shares.shares(tree, on_gpu)
 
 
 def us(shares):
@@ -72,9 +74,8 @@ def test_operators_of_a_cpu_are_divided_by_what_each_takes_itself():
         op("aten::mul", 910, 930),
         op("aten::mul", 910, 930, BACKWARD),  # another thread
         op("aten::mm", 2000, 2100),
-        {"ph": "M", "name": "process_name", "pid": 5, "tid": 1},
     ]
-    shares = time_shares.shares(events, on_gpu=False)
+    shares = divided(events)
     assert us(shares) == {
         "matmul": 100 + 40 + 50,  # linear and what is in it, the head's, that of backward
         "attention": 40 + 20 + 30 + 50 + 10,  # baddbmm, softmax, bmm, sdpa, the fused softmax
@@ -106,7 +107,7 @@ def test_what_gloo_sends_is_hidden_behind_operators_and_exposed_where_nothing_ru
         op("autograd::engine", 91, 98),
         op("c10d::allreduce_", 92, 98),
     ]
-    shares = time_shares.shares(events, on_gpu=False)
+    shares = divided(events)
     expected = {"matmul": 40, "communication, exposed": 20 + 20 + 6, "other": 11, "host gaps": 3}
     assert us(shares) == expected
     assert shares.hidden_ns == 10_000 + 10_000
@@ -116,13 +117,13 @@ def test_kernels_of_a_gpu_are_divided_by_what_launched_them():
     """One step of 1000 us with kernels as an H100's are named."""
     events = [
         mark(STEP, 0, 1000),
-        event("gpu_user_annotation", STEP, 0, 1000, "stream"),
+        op(STEP, 0, 1000, 7, device_type=DeviceType.CUDA, is_user_annotation=True),
         mark(DATA, 0, 100),
         op("aten::linear", 100, 140),
         op("aten::mm", 110, 135),
         *kernel("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_cublas", 150, 350, 120),
         *kernel("void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128>>", 350, 450),
-        *kernel("Memcpy HtoD (Pinned -> Device)", 400, 500, category="gpu_memcpy"),
+        *kernel("Memcpy HtoD (Pinned -> Device)", 400, 500),
         op("aten::bmm", 140, 160),
         *kernel("ampere_sgemm_128x64_nn", 450, 460, 145),
         op("_LinearCrossEntropy", 200, 300),
@@ -142,7 +143,7 @@ def test_kernels_of_a_gpu_are_divided_by_what_launched_them():
         *kernel("sm90_xmma_gemm_muon", 900, 930, 565),
         *kernel("some_kernel_of_nobody", 990, 1010),
     ]
-    shares = time_shares.shares(events, on_gpu=True)
+    shares = divided(events, on_gpu=True)
     assert us(shares) == {
         "matmul": 200 + 60 + 100 + 40,  # until 840, as it began before the other kernel
         "attention": 100 + 10,
@@ -189,7 +190,7 @@ def test_kernels_of_a_gpu_are_divided_by_what_launched_them():
     ],
 )
 def test_a_kernel_is_known_by_its_name(name, expected):
-    shares = time_shares.shares([mark(STEP, 0, 10), *kernel(name, 0, 10)], on_gpu=True)
+    shares = divided([mark(STEP, 0, 10), *kernel(name, 0, 10)], on_gpu=True)
     assert us(shares) == {expected: 10}
 
 
@@ -216,15 +217,8 @@ def test_each_moment_goes_to_one_span_as_when_each_is_looked_at_alone():
         assert (shares.steps, shares.wall_ns, shares.step_ms) == (3, 60, 20e-6)
 
 
-def test_what_is_no_trace_and_what_has_no_steps_or_kernels_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="nothing in it is marked 'train step'"):
-        time_shares.shares([op("aten::mm", 0, 1)], on_gpu=False)
-    with pytest.raises(ValueError, match="the trace has no kernels"):
-        time_shares.shares([mark(STEP, 0, 1)], on_gpu=True)
-    path = tmp_path / "a.json.gz"
-    events = [op("aten::mm", 0, 1)] * 99
-    path.write_bytes(gzip.compress(json.dumps({"traceEvents": events}).encode()))
-    assert time_shares.read(path) == events
-    path.write_bytes(path.read_bytes()[:50])
-    with pytest.raises(EOFError):
-        time_shares.read(path)
+def test_what_has_no_steps_or_kernels_is_refused():
+    with pytest.raises(ValueError, match="nothing is marked 'train step'"):
+        divided([op("aten::mm", 0, 1)])
+    with pytest.raises(ValueError, match="there are no kernels"):
+        divided([mark(STEP, 0, 1), *kernel("Memset (Device)", 0, 1)], on_gpu=True)
