@@ -8,14 +8,14 @@ from train.hooks.hook import StopTraining
 from train.job import Job
 from train.optim import set_rate
 from train.schedule import lr_at
-from train.step import Clock, StepNumbers, not_finite, train_step
+from train.step import StepNumbers, clock_of, not_finite, train_step
 from train.when_to_save import is_save_due, save
 
 
 def train(job: Job) -> bool:
     """Train to the last step. Returns False if told to stop before; the run is saved either way."""
     config = job.config
-    clock = Clock(job.world.device)
+    clock = clock_of(job.world.device)
     job.interrupt.training = True
     job.status.phase("first step", step=job.step)
     try:

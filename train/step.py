@@ -1,5 +1,6 @@
 """One optimizer step, as the paper has it."""
 
+import contextlib
 import dataclasses
 import math
 import resource
@@ -59,7 +60,7 @@ def train_step(
     grad_clip: float,
     world: World,
     requests: Collection[str] = (),
-    clock: "Clock | None" = None,
+    clock: "HostClock | None" = None,
     judge: Callable[[float, float], str | None] = not_finite,
 ) -> StepNumbers:
     """Forward, loss, backward, synchronise, clip, update. The learning rate is already set.
@@ -68,18 +69,17 @@ def train_step(
     says why the update must not be made, or None; it must say the same on all ranks. requests: of REQUESTS, by this
     rank.
     """
-    losses, clock = [], clock or Clock(world.device)
+    losses, clock = [], clock or HostClock()
     if waits_in_forward(model):
-        clock.worked()
+        clock.mark_compute_end()
     for i, micro_batch in enumerate(batch.micro_batches):
         last = i == len(batch.micro_batches) - 1
         with grad_sync(model, enabled=last):
             loss, _ = model(*micro_batch)  # summed, in nats
             if last and not waits_in_forward(model):
-                clock.worked()
-            (
-                loss * (world.size / batch.scored)
-            ).backward()  # the engine divides by its ranks: undone here
+                clock.mark_compute_end()
+            # the engine divides by its ranks: undone here
+            (loss * (world.size / batch.scored)).backward()
         losses.append(loss.detach())  # no .item(): it would stall a GPU
     gradients = [local(weight.grad) for weight in model.parameters() if weight.grad is not None]
 
@@ -121,52 +121,64 @@ def read_numbers(
     Each rank adds its part of the loss, the square of its gradients' norm, over the ranks that hold the same ones,
     and its requests. Memory and time have a place for each rank.
     """
-    values = torch.zeros(5 + 2 * world.size, dtype=torch.float64)
-    for place, request in enumerate(REQUESTS, 2):
+    asked = slice(2, 2 + len(REQUESTS))
+    memory = slice(asked.stop, asked.stop + world.size)
+    own = slice(memory.stop, memory.stop + world.size)
+    values = torch.zeros(own.stop, dtype=torch.float64)
+    for place, request in enumerate(REQUESTS, asked.start):
         values[place] = request in requests and (request != "save" or world.is_first)
-    values[5 + world.rank] = peak_memory_gib(world.device)
-    values[5 + world.size + world.rank] = own_s
+    values[memory.start + world.rank] = peak_memory_gib(world.device)
+    values[own.start + world.rank] = own_s
     values = values.to(world.device, non_blocking=True)
     values[0], values[1] = loss_part, norm_here.double().square() / held_by
-    loss, square, *rest = sum_over_ranks(values).tolist()
-    asked, by_rank = rest[: len(REQUESTS)], rest[len(REQUESTS) :]
+    loss, square, *_ = numbers = sum_over_ranks(values).tolist()
     return StepNumbers(
         loss,
         math.sqrt(square) if square >= 0 else math.nan,
-        max(by_rank[: world.size]),
-        frozenset(name for name, count in zip(REQUESTS, asked, strict=True) if count),
-        tuple(by_rank[world.size :]),
+        max(numbers[memory]),
+        frozenset(name for name, count in zip(REQUESTS, numbers[asked], strict=True) if count),
+        tuple(numbers[own]),
     )
 
 
-class Clock:
-    """How long a rank works in a step before it waits for others: a slow one is found by it.
+class HostClock:
+    """How long a rank works in a step before it waits for others: a slow one is found by it."""
 
-    On a GPU the host is ahead of it: two events are compared once the step has been read, and what is told is the
-    step before.
-    """
+    own_s = 0.0
 
-    def __init__(self, device: torch.device):
-        self.gpu, self.own_s = device.type == "cuda", 0.0
-        self.events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if self.gpu else []
-        self.ran, self.began, self.host_s = False, time.perf_counter(), 0.0
+    def __init__(self) -> None:
+        self.began = time.perf_counter()
 
     def start(self) -> None:
         """A step begins, with the wait for its batch."""
-        if self.gpu:
-            if self.ran:
-                self.own_s = max(self.host_s, self.events[0].elapsed_time(self.events[1]) / 1000)
-            self.events[0].record()
         self.began = time.perf_counter()
 
-    def worked(self) -> None:
+    def mark_compute_end(self) -> None:
         """All is done that needs no other rank."""
+        self.own_s = time.perf_counter() - self.began
+
+
+class GpuClock(HostClock):
+    """The same where the host is ahead of its GPU: it tells of the step before, once that has been read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.host_s = 0.0
+        self.begin, self.end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def start(self) -> None:
+        if self.host_s:
+            self.own_s = max(self.host_s, self.begin.elapsed_time(self.end) / 1000)
+        self.begin.record()
+        super().start()
+
+    def mark_compute_end(self) -> None:
         self.host_s = time.perf_counter() - self.began
-        if self.gpu:
-            self.events[1].record()
-            self.ran = True
-        else:
-            self.own_s = self.host_s
+        self.end.record()
+
+
+def clock_of(device: torch.device) -> HostClock:
+    return GpuClock() if device.type == "cuda" else HostClock()
 
 
 def culprits(losses: Sequence[float], batch: Batch) -> list[int]:
@@ -185,16 +197,10 @@ def peak_memory_gib(device: torch.device) -> float:
     """Most memory this process has held: allocated on a GPU, resident on CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
-    status = Path("/proc/self/status")
-    if (
-        status.exists()
-    ):  # Linux, whose ru_maxrss also counts what the process was before it became this program
-        return (
-            int(
-                next(line.split()[1] for line in status.read_text().splitlines() if "VmHWM" in line)
-            )
-            / 2**20
-        )  # KiB
+    # Linux, whose ru_maxrss also counts what the process was before it became this program
+    with contextlib.suppress(OSError, IndexError):
+        _, _, peak = Path("/proc/self/status").read_text().partition("VmHWM:")
+        return int(peak.split()[0]) / 2**20  # KiB
     unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in bytes there
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
 

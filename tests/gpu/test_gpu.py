@@ -24,7 +24,7 @@ from train.model import attention, compilation
 from train.model.model import build
 from train.optim import build_optimizer, set_rate
 from train.schedule import lr_at
-from train.step import Clock, train_step
+from train.step import clock_of, train_step
 
 pytestmark = [
     pytest.mark.gpu,
@@ -131,7 +131,7 @@ def test_the_clock_tells_how_long_the_gpu_worked(tiny: Config) -> None:
     c = dataclasses.replace(
         tiny, n_embd=1024, n_head=8, n_layer=8, seq_len=512, mlp_dim=4096
     ).derived()
-    model, clock = build(c, here.device), Clock(here.device)
+    model, clock = build(c, here.device), clock_of(here.device)
     optimizer = build_optimizer(model, c)
     tokens = torch.randint(c.vocab_size, (8, c.seq_len + 1), device=here.device)
     batch = Batch([(tokens[:, :-1], tokens[:, 1:])], 8 * c.seq_len, range(8))

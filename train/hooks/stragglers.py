@@ -1,6 +1,6 @@
 """Names a process that is slower than the others, which all wait for it.
 
-Each says at every step how long it worked before it first had to wait (step.Clock). Loads no torch: the monitor has
+Each says at every step how long it worked before it first had to wait (step.HostClock). Loads no torch: the monitor has
 its limits from here.
 """
 
