@@ -1,8 +1,7 @@
 """What a CPU does faster another way than the plain torch of model.py, attention.py and loss.py.
 
-`faster_in_eager_mode` chooses them, except for attention, which attention.py chooses by the settings. Each computes
-what the function above which it is named computes, up to rounding. torch.compile makes its own kernels from the plain
-functions.
+Each computes what the plain one does, up to rounding. Norms and loss choose them by the device, outside of
+torch.compile, which makes its own kernels from the plain functions; attention.py chooses by the settings.
 
 CPU time of a step without each of them, on one AMD EPYC core (Zen 4) without AMX, 4 layers of width 192 and 4,096
 entries, without torch.compile, medians of 5:
@@ -14,8 +13,6 @@ entries, without torch.compile, medians of 5:
 The last two are kept for losses that stay the same to the bit, and for processors with AMX (COLUMNS).
 """
 
-import functools
-from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -28,26 +25,6 @@ CHUNK_TOKENS_ON_CPU = 1536  # memory is scarcer; with AMX 1,024 are slower, 1,30
 ROWS_IN_CACHE = 8  # 8 x 50,304 float32 logits are 1.5 MiB
 COLUMNS = 8192  # of the vocabulary at once in bfloat16: with AMX half the time of a single product
 UNLIKELY = 87.0  # nats below the maximum; beyond, exp() is denormal, which a CPU is slow at
-
-
-def faster_in_eager_mode(
-    kernel: Callable[..., Any], devices: Collection[str] = ("cpu",)
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorate a plain function so that `kernel` is called instead, outside of torch.compile.
-
-    devices: the types of the first argument's device for which the kernel is the faster one.
-    """
-
-    def decorate(plain: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(plain)
-        def choose(x: Tensor, *arguments: Any) -> Any:
-            if x.device.type in devices and not torch.compiler.is_compiling():
-                return kernel(x, *arguments)
-            return plain(x, *arguments)
-
-        return choose
-
-    return decorate
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -78,12 +55,6 @@ class _RMSNormOnCPU(torch.autograd.Function):
 
 
 rms_norm = _RMSNormOnCPU.apply
-
-
-def rotate(x: Tensor, rotary: Tensor) -> Tensor:
-    """Rotate pairs as model.rotate does, in three operations, whose launches a GPU waits for too."""
-    cos, sin = rotary
-    return (x * cos).addcmul_(x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 
 def prefers_products(c: Config) -> bool:
@@ -128,26 +99,9 @@ def softmax_part(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return total, scored.float()
 
 
-def multiply(x: Tensor, w: Tensor, out: Tensor) -> Tensor:
-    """Compute loss.multiply by blocks of columns."""
-    for part in split_columns(x, len(w)):
-        torch.mm(x, w[part].t(), out=out[:, part])
-    return out
-
-
-def add_product(x: Tensor, grad: Tensor, dw: Tensor) -> None:
-    """Compute loss.add_product by blocks of columns.
-
-    A single product in bfloat16 would hold all of its sum in float32 first: as much memory as dw.
-    """
-    if dw.dtype == x.dtype:
-        dw.addmm_(grad.t(), x)
-        return
-    for part in split_columns(x, len(dw)):
-        dw[part].add_(torch.mm(grad[:, part].t(), x))
-
-
 def split_columns(x: Tensor, vocab_size: int) -> list[slice]:
-    """Return the blocks in which the columns of the logits are computed fastest."""
-    columns = COLUMNS if x.dtype == torch.bfloat16 else vocab_size
+    """Return the blocks in which the columns of the logits of x are computed fastest."""
+    columns = vocab_size
+    if x.device.type == "cpu" and x.dtype == torch.bfloat16:
+        columns = COLUMNS
     return [slice(start, start + columns) for start in range(0, vocab_size, columns)]

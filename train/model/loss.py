@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from train.model import cpu_kernels
-from train.model.cpu_kernels import CHUNK_TOKENS_ON_CPU, UNLIKELY, faster_in_eager_mode
+from train.model.cpu_kernels import CHUNK_TOKENS_ON_CPU, UNLIKELY, split_columns
 
 IGNORED = -1  # target of a position that is not scored
 # 2048 x 50,304 float32 logits are 0.4 GiB; smaller chunks starve a GPU's matrix units
@@ -23,7 +23,6 @@ CHUNK_TOKENS = 2048
 SoftmaxPart = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-@faster_in_eager_mode(cpu_kernels.softmax_part)
 def softmax_part(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Compute the summed cross-entropy, and overwrite the logits with their gradient.
 
@@ -53,16 +52,23 @@ def softmax_part(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return total, torch.where(scored, 1 / unit, 0.0)
 
 
-@faster_in_eager_mode(cpu_kernels.multiply)
 def multiply(x: Tensor, w: Tensor, out: Tensor) -> Tensor:
     """Write the logits of x (n, C) with w (V, C) into out (n, V)."""
-    return torch.mm(x, w.t(), out=out)
+    for part in split_columns(x, len(w)):
+        torch.mm(x, w[part].t(), out=out[:, part])
+    return out
 
 
-@faster_in_eager_mode(cpu_kernels.add_product)
 def add_product(x: Tensor, grad: Tensor, dw: Tensor) -> None:
-    """Add grad^T x to dw (V, C) float32; grad is (n, V), x (n, C)."""
-    dw.add_(torch.mm(grad.t(), x))
+    """Add grad^T x to dw (V, C) float32; grad is (n, V), x (n, C).
+
+    A CPU's single product in bfloat16 would hold all of its sum in float32 first: as much memory as dw.
+    """
+    if x.device.type == "cpu" and dw.dtype == x.dtype:
+        dw.addmm_(grad.t(), x)
+        return
+    for part in split_columns(x, len(dw)):
+        dw[part].add_(torch.mm(grad[:, part].t(), x))
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -126,7 +132,7 @@ def summed_loss(
     targets: Tensor,
     vocab_size: int | None = None,
     chunk: int | None = None,
-    softmax: SoftmaxPart = softmax_part,
+    softmax: SoftmaxPart | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute the cross-entropy of a head's logits, in float32. Backward may be called once.
 
@@ -136,11 +142,13 @@ def summed_loss(
         targets: (N,) int64, IGNORED where not scored.
         vocab_size: rows of the weight that are entries of the vocabulary. Default: all.
         chunk: tokens in a chunk.
-        softmax: softmax_part, or the same compiled.
+        softmax: softmax_part compiled. Default: the faster one of the device.
 
     Returns:
         The sum of the losses in nats, and the number of scored tokens; scalars on the device.
     """
+    if softmax is None:
+        softmax = cpu_kernels.softmax_part if x.device.type == "cpu" else softmax_part
     nats = _LinearCrossEntropy.apply(
         x,
         weight,

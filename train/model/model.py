@@ -34,9 +34,8 @@ from settings.config import Config
 from train.distributed.parallel import part_of
 from train.model import cpu_kernels
 from train.model.attention import SDPA, Kernel, document_mask, sdpa
-from train.model.cpu_kernels import faster_in_eager_mode
 from train.model.kv_cache import KVCache, LayerCache
-from train.model.loss import SoftmaxPart, scored_answers, softmax_part, summed_loss
+from train.model.loss import SoftmaxPart, scored_answers, summed_loss
 from train.model.prefix_scoring import Branches
 from train.model.recompute import recomputed
 
@@ -63,26 +62,25 @@ class Embedding(nn.Embedding):
         """Left to `initialise`."""
 
 
-@faster_in_eager_mode(cpu_kernels.rms_norm)
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Divide x by its root mean square, taken in float32, and multiply by a weight (Zhang and Sennrich 2019)."""
-    return weight.to(x.dtype) * F.rms_norm(x.float(), weight.shape, eps=eps).to(x.dtype)
-
-
 class RMSNorm(nn.Module):
+    """Divide by the root mean square, taken in float32, and multiply by a weight (Zhang and Sennrich 2019)."""
+
     def __init__(self, width: int):
         super().__init__()
         self.eps = NORM_EPS
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self.eps)
+        if x.device.type == "cpu" and not torch.compiler.is_compiling():
+            return cpu_kernels.rms_norm(x, self.weight, self.eps)
+        normal = F.rms_norm(x.float(), self.weight.shape, eps=self.eps)
+        return self.weight.to(x.dtype) * normal.to(x.dtype)
 
 
 def rotary_table(seq_len: int, head_dim: int, theta: float) -> Tensor:
     """Return (2, T, 1, D) float32: cosine and sine of position x theta^(-2i/D), each of the D/2 angles twice.
 
-    The sine is negative in the first half, as cpu_kernels.rotate wants it.
+    The sine is negative in the first half, as `rotate` wants it.
     """
     frequency = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
     position = torch.arange(seq_len, dtype=torch.float32)
@@ -92,12 +90,13 @@ def rotary_table(seq_len: int, head_dim: int, theta: float) -> Tensor:
     return table
 
 
-@faster_in_eager_mode(cpu_kernels.rotate, devices=("cpu", "cuda"))
 def rotate(x: Tensor, rotary: Tensor) -> Tensor:
-    """Rotate each pair (i, i + D/2) of x (B, T, H, D) by its angle; the pairing is Llama's."""
-    a, b = x.chunk(2, dim=-1)
-    cos, sin = rotary.chunk(2, dim=-1)[1]
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+    """Rotate each pair (i, i + D/2) of x (B, T, H, D) by its angle; the pairing is Llama's.
+
+    In three operations, whose launches a GPU waits for without torch.compile.
+    """
+    cos, sin = rotary
+    return (x * cos).addcmul_(x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 
 class Attention(nn.Module):
@@ -189,7 +188,7 @@ class Transformer(nn.Module):
         self.lm_head = Linear(c.n_embd, c.padded_vocab_size)
         if c.tie_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
-        self.softmax_part: SoftmaxPart = softmax_part  # compilation.py changes this and the next
+        self.softmax_part: SoftmaxPart | None = None  # compilation.py changes this and the next
         self.compiled = False
         self.register_buffer(
             "rotary", rotary_table(c.seq_len, c.head_dim, c.rope_theta), persistent=False

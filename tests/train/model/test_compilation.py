@@ -2,6 +2,8 @@
 
 import ctypes
 import dataclasses
+import functools
+import re
 import shutil
 import sys
 import sysconfig
@@ -11,39 +13,20 @@ import pytest
 import torch
 
 from settings import SettingsError
-from tests.train.test_parity import batches
+from tests.train.test_parity import batches, train
 from train.checkpoint import checkpoint
-from train.data.batch import Batch
 from train.data.manifest import DataError
 from train.data.tokenizer import train as train_tokenizer
-from train.distributed.world import World
 from train.model import compilation
 from train.model.generate import continue_text
 from train.model.loss import softmax_part
 from train.model.model import Transformer, build
-from train.optim import build_optimizer, set_rate
-from train.step import train_step
 
 CPU = torch.device("cpu")
-ALONE = World(0, 0, 0, 1, CPU, "CPU", "here")
 needs_compiler = pytest.mark.skipif(
     shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU"
 )
-
-
-def steps(c, compiled):
-    model = build(c, CPU)
-    if compiled:
-        compilation.compile_model(model)
-    optimizer = build_optimizer(model, c)
-    set_rate(optimizer, 1e-2, c)
-    losses = []
-    for windows in batches(c, 8):
-        micro = [(part[:, :-1], part[:, 1:]) for part in windows.split(4)]
-        losses.append(
-            train_step(model, optimizer, Batch(micro, c.batch_tokens, range(16)), 1.0, ALONE).loss
-        )
-    return losses, model, optimizer
+LONG = {"train_tokens": 10**12}  # a run that repays compiling on a CPU
 
 
 @needs_compiler
@@ -51,10 +34,13 @@ def test_a_compiled_model_trains_as_the_written_one_and_is_compiled_once_for_all
     tiny, tmp_path
 ):
     c = dataclasses.replace(tiny, n_layer=3, n_kv_head=1, activation_checkpointing="selective")
-    eager, _, _ = steps(c, compiled=False)
+    data = batches(c, 8)
+    eager, _ = train(c, build(c, CPU), data, rate=lambda *_: 1e-2)
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    compiled, model, optimizer = steps(c, compiled=True)
+    model = build(c, CPU)
+    compilation.compile_model(model)
+    compiled, optimizer = train(c, model, data, rate=lambda *_: 1e-2)
     assert compiled == pytest.approx(eager, rel=1e-5)
     assert eager[-1] < eager[0] - 0.05
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
@@ -64,12 +50,10 @@ def test_a_compiled_model_trains_as_the_written_one_and_is_compiled_once_for_all
     vocabulary = train_tokenizer(
         (f"word{i} " * 5 for i in range(200)), 300, tmp_path / "tokenizer.json"
     )
-    continue_text(
-        model, vocabulary, "word", 5, seed=1
-    )  # of five lengths, and nothing is compiled for it
+    continue_text(model, vocabulary, "word", 5, seed=1)  # five lengths, and nothing is compiled
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
     states = checkpoint.tensor_states(model, optimizer)
-    assert set(states["model"]) == {name for name, _ in build(c, CPU).named_parameters()}
+    assert set(states["model"]) == set(dict(build(c, CPU).named_parameters()))
 
 
 def test_a_compiled_softmax_part_is_compiled_once_for_chunks_of_any_length():
@@ -95,26 +79,20 @@ def test_a_compiled_softmax_part_is_compiled_once_for_chunks_of_any_length():
 def test_compiled_blocks_keep_less_for_backward_on_a_cpu_and_have_the_same_gradients(
     tiny, monkeypatch
 ):
-    from functools import partial
-
     import torch._functorch.config as functorch
 
-    monkeypatch.setattr(
-        functorch, "ban_recompute_materialized_backward", True
-    )  # put back behind the test
+    # put back after the test
+    monkeypatch.setattr(functorch, "ban_recompute_materialized_backward", True)
     # what is kept is decided before code is generated, for which there need be no compiler
-    monkeypatch.setattr(
-        torch, "compile", partial(torch.compile, backend="aot_eager_decomp_partition")
-    )
-    windows = torch.randint(
-        tiny.vocab_size, (4, tiny.seq_len + 1), generator=torch.Generator().manual_seed(1)
-    )
+    compile = functools.partial(torch.compile, backend="aot_eager_decomp_partition")
+    monkeypatch.setattr(torch, "compile", compile)
+    (windows,) = batches(tiny, 1)
 
     def kept_and_gradients(prepare):
         torch._dynamo.reset()
         model = build(tiny, CPU)
         prepare(model)
-        weights, kept = {w.data_ptr() for w in model.parameters()}, dict[int, int]()
+        kept = dict[int, int]()
 
         def pack(tensor):
             kept[tensor.data_ptr()] = tensor.untyped_storage().nbytes()
@@ -123,9 +101,9 @@ def test_compiled_blocks_keep_less_for_backward_on_a_cpu_and_have_the_same_gradi
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             total, _ = model(windows[:, :-1], windows[:, 1:])
         total.backward()
-        return sum(size for at, size in kept.items() if at not in weights), [
-            w.grad for w in model.parameters()
-        ]
+        for weight in model.parameters():
+            kept.pop(weight.data_ptr(), None)
+        return sum(kept.values()), [weight.grad for weight in model.parameters()]
 
     def by_torch(model):
         for layer in model.layers:
@@ -137,48 +115,40 @@ def test_compiled_blocks_keep_less_for_backward_on_a_cpu_and_have_the_same_gradi
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def choice(c, device="cpu", missing="", *, monkeypatch):
+MISSING = "there is no C++ compiler: install g++"
+
+
+@pytest.mark.parametrize(
+    ("changes", "device", "system", "missing", "expected"),
+    [
+        ({}, "cpu", "linux", "", "compile=no (a run of"),
+        (LONG, "cpu", "linux", "", "compile=yes, block by block (COMPILE=auto)"),
+        ({}, "cuda", "linux", "", "compile=yes"),
+        (LONG | {"compile": "0"}, "cuda", "linux", "", "compile=no (COMPILE=0)"),
+        ({"compile": "1"}, "cpu", "linux", "", "compile=yes"),
+        (LONG, "cpu", "darwin", "", "compile=no (COMPILE=1 tries it on this system)"),
+        ({"compile": "1"}, "cpu", "darwin", "", "compile=yes"),
+        (LONG, "cpu", "linux", MISSING, f"compile=no (it would pay, but {MISSING})"),
+    ],
+)
+def test_what_is_compiled_and_why(
+    tiny, monkeypatch, caplog, changes, device, system, missing, expected
+):
+    caplog.set_level("INFO")
     monkeypatch.setattr(compilation, "find_missing", lambda device: missing)
+    monkeypatch.setattr(sys, "platform", system)
+    c = dataclasses.replace(tiny, **changes)
     with torch.device("meta"):
         model = Transformer(c)
-    return compilation.wanted(c, torch.device(device), model)
+    is_wanted = compilation.wanted(c, torch.device(device), model)
+    assert is_wanted == expected.startswith("compile=yes") and expected in caplog.text
 
 
-def test_auto_compiles_on_a_gpu_and_where_a_cpu_has_minutes_of_work(tiny, monkeypatch, caplog):
-    caplog.set_level("INFO")
-    long = dataclasses.replace(tiny, train_tokens=10**12)
-    found = {
-        (kind, name): choice(c, kind, monkeypatch=monkeypatch)
-        for kind in ("cpu", "cuda")
-        for name, c in (("short", tiny), ("long", long))
-    }
-    assert found == {
-        ("cpu", "short"): False,
-        ("cpu", "long"): True,
-        ("cuda", "short"): True,
-        ("cuda", "long"): True,
-    }
-    assert (
-        "compile=no (a run of" in caplog.text
-        and "compile=yes, block by block (COMPILE=auto)" in caplog.text
-    )
-    assert not choice(dataclasses.replace(long, compile="0"), "cuda", monkeypatch=monkeypatch)
-    assert choice(dataclasses.replace(tiny, compile="1"), monkeypatch=monkeypatch)
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert not choice(long, monkeypatch=monkeypatch)
-    assert choice(dataclasses.replace(tiny, compile="1"), monkeypatch=monkeypatch)
-
-
-def test_without_a_compiler_auto_says_so_and_an_order_is_refused(tiny, monkeypatch, caplog):
-    missing = "there is no C++ compiler: install g++"
-    long = dataclasses.replace(tiny, train_tokens=10**12)
-    assert not choice(long, missing=missing, monkeypatch=monkeypatch)
-    assert f"compile=no (it would pay, but {missing})" in caplog.text
-    with pytest.raises(
-        SettingsError,
-        match=r"COMPILE=1: there is no C\+\+ compiler: install g\+\+, or set COMPILE=0",
-    ):
-        choice(dataclasses.replace(tiny, compile="1"), missing=missing, monkeypatch=monkeypatch)
+def test_an_order_without_a_compiler_is_refused(tiny, monkeypatch):
+    monkeypatch.setattr(compilation, "find_missing", lambda device: MISSING)
+    c = dataclasses.replace(tiny, compile="1")
+    with pytest.raises(SettingsError, match=re.escape(f"COMPILE=1: {MISSING}, or set COMPILE=0")):
+        compilation.wanted(c, CPU, build(c, CPU))
 
 
 def test_what_compiling_needs_is_looked_for_where_torch_looks(
