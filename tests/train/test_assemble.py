@@ -1,8 +1,9 @@
 """train/assemble.py and run_folder.py: what is said and refused before a run trains."""
 
 import dataclasses
+import functools
 import logging
-from pathlib import Path
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,8 +17,6 @@ from settings.config import Config
 from train import assemble, open_data, run_folder
 from train.assemble import (
     Stopwatch,
-    check_shared_folder,
-    warn_short_grace_period,
 )
 from train.data import prepare
 from train.data.manifest import DataError
@@ -30,55 +29,59 @@ def world(size, local=1):
     return World(0, 0, 0, size, torch.device("cpu"), "CPU", "host0", local, hosts)
 
 
-def state(tmp_path: Path, **facts: float) -> Status:
-    return Status(tmp_path / "STATUS.json", True, **facts)
-
-
 @pytest.mark.fault(5)
+@pytest.mark.parametrize(
+    ("size", "facts", "sentence"),
+    [
+        (2, {"step_s": 10.0, "save_s": 100.0}, ""),
+        (1, {"step_s": 10.0, "save_s": 160.0}, ""),
+        (2, {}, ""),  # nothing is known yet
+        (2, {"step_s": 10.0, "save_s": 115.0}, "took 125 s .* GRACE_PERIOD_S=180 leaves 120 s"),
+        (2, {"step_s": 10.0, "save_s": 115.0}, "Set GRACE_PERIOD_S=248"),
+        (1, {"step_s": 10.0, "save_s": 175.0}, "GRACE_PERIOD_S=180 leaves 180 s"),
+    ],
+)
 def test_a_stop_that_takes_longer_than_there_is_time_is_said_before_it_comes(
-    tmp_path, monkeypatch, caplog
+    tmp_path, monkeypatch, caplog, size, facts, sentence
 ):
-    c = Config()
     monkeypatch.setattr(assemble, "shutdown_timeout_s", lambda _: 120.0)
-    warn_short_grace_period(c, world(2), state(tmp_path, step_s=10.0, save_s=100.0))
-    warn_short_grace_period(c, world(1), state(tmp_path, step_s=10.0, save_s=160.0))
-    warn_short_grace_period(c, world(2), state(tmp_path))  # nothing is known yet
-    assert caplog.text == ""
-    warn_short_grace_period(c, world(2), state(tmp_path, step_s=10.0, save_s=115.0))
-    assert "took 125 s the last time, and GRACE_PERIOD_S=180 leaves 120 s" in caplog.text
-    assert "Set GRACE_PERIOD_S=248" in caplog.text
-    warn_short_grace_period(c, world(1), state(tmp_path, step_s=10.0, save_s=175.0))
-    assert "GRACE_PERIOD_S=180 leaves 180 s" in caplog.text
+    status = Status(tmp_path / "STATUS.json", True, **facts)
+    assemble.warn_short_grace_period(Config(), world(size), status)
+    assert re.search(sentence or "^$", caplog.text)
 
 
-def test_nodes_without_a_common_disk_are_told_what_follows(tmp_path, caplog):
+SENT = "the first keeps the checkpoints, and sends them to the others at a resume"
+
+
+@pytest.mark.parametrize(
+    ("changes", "local", "is_shared", "sentence"),
+    [
+        ({"parallel": "ddp"}, 2, False, SENT),
+        ({"parallel": "hsdp"}, 2, False, SENT),
+        ({"parallel": "ddp"}, 2, True, ""),
+        ({"parallel": "fsdp"}, 8, False, ""),  # one node
+    ],
+)
+def test_nodes_without_a_common_disk_are_told_what_follows(
+    tmp_path, caplog, changes, local, is_shared, sentence
+):
     caplog.set_level(logging.INFO)
-    paths, c = RunPaths(tmp_path), Config()
-    for parallel in ("ddp", "hsdp"):
-        check_shared_folder(
-            dataclasses.replace(c, parallel=parallel), paths, world(8, 2), is_shared=False
-        )
-        assert (
-            "the first keeps the checkpoints, and sends them to the others at a resume"
-            in caplog.text
-        )
-        caplog.clear()
-    check_shared_folder(c, paths, world(8, 2), is_shared=True)
-    assert caplog.text == ""
-    check_shared_folder(
-        dataclasses.replace(c, parallel="fsdp"), paths, world(2, 2), is_shared=False
-    )  # one node
-    with pytest.raises(
-        SettingsError, match=r"PARALLEL=fsdp: a copy .* lies on several nodes.*SHARD_RANKS=2"
-    ):
-        check_shared_folder(
-            dataclasses.replace(c, parallel="fsdp"), paths, world(8, 2), is_shared=False
-        )
-    apart = dataclasses.replace(
-        c, parallel="fsdp", sync="diloco", sites=2, nodes=8
-    )  # which has no hsdp
-    with pytest.raises(SettingsError, match=r"put RUNS_DIR on a disk that they share$"):
-        check_shared_folder(apart, paths, world(8, 2), is_shared=False)
+    c = dataclasses.replace(Config(), **changes)
+    assemble.check_shared_folder(c, RunPaths(tmp_path), world(8, local), is_shared)
+    assert sentence in caplog.text and bool(sentence) == bool(caplog.text)
+
+
+@pytest.mark.parametrize(
+    ("changes", "advice"),
+    [
+        ({}, "a copy .* lies on several nodes.*put RUNS_DIR on a disk .*SHARD_RANKS=2"),
+        ({"sync": "diloco", "sites": 2, "nodes": 8}, "put RUNS_DIR on a disk that they share$"),
+    ],
+)
+def test_a_copy_that_no_node_has_whole_is_refused_without_a_common_disk(tmp_path, changes, advice):
+    c = dataclasses.replace(Config(), parallel="fsdp", **changes)
+    with pytest.raises(SettingsError, match=f"PARALLEL=fsdp: .*{advice}"):
+        assemble.check_shared_folder(c, RunPaths(tmp_path), world(8, 2), is_shared=False)
 
 
 def test_whether_all_nodes_see_the_folder_is_tried(tmp_path, monkeypatch):
@@ -101,34 +104,25 @@ def test_nodes_with_other_data_are_refused_by_name():
             open_data.refuse_other_data(["a-b-c-0123"] * 2 + [other] * 2, world(4, 2))
 
 
-def shards(key: str, *seals: tuple[str, ...]) -> Any:
-    """As much of a ShardSet as is asked for what it holds."""
+def shards(key: str, *seals: str) -> Any:
+    """As much of a ShardSet as is asked for what it holds. seals: of shards with a hash of one letter each."""
+
+    def infos(seal: str) -> list[Any]:
+        return [SimpleNamespace(xxh3=xxh3) for xxh3 in seal]
+
     return SimpleNamespace(
-        key=key,
-        seals=[
-            SimpleNamespace(infos=lambda seal=seal: [SimpleNamespace(xxh3=xxh3) for xxh3 in seal])
-            for seal in seals
-        ],
+        key=key, seals=[SimpleNamespace(infos=functools.partial(infos, seal)) for seal in seals]
     )
 
 
 def test_nodes_of_a_run_that_streams_may_see_more_or_less_and_not_something_else():
-    made, more, other = (
-        shards("k", *seals) for seals in ([("1", "2")], [("1", "2"), ("3",)], [("1", "9")])
-    )
-    assert open_data.hash_contents({"a": made}, whole=False) == open_data.hash_contents(
-        {"a": more}, whole=False
-    )
-    assert open_data.hash_contents({"a": made}, whole=True) != open_data.hash_contents(
-        {"a": more}, whole=True
-    )
+    def contents(whole: bool, *seals: str, name: str = "a") -> str:
+        return open_data.hash_contents({name: shards("k", *seals)}, whole)
+
     for whole in (False, True):
-        assert open_data.hash_contents({"a": made}, whole) != open_data.hash_contents(
-            {"a": other}, whole
-        )
-        assert open_data.hash_contents({"a": made}, whole) != open_data.hash_contents(
-            {"b": made}, whole
-        )
+        made = contents(whole, "12")
+        assert (contents(whole, "12", "3") == made) == (not whole)
+        assert made not in (contents(whole, "19"), contents(whole, "12", name="b"))
 
 
 def test_the_fingerprint_of_a_run_is_of_the_order_the_tokenizer_and_where_text_comes_from():
@@ -139,20 +133,20 @@ def test_the_fingerprint_of_a_run_is_of_the_order_the_tokenizer_and_where_text_c
     ) -> str:
         loader: Any = SimpleNamespace(mixture=SimpleNamespace(fingerprint=order))
         vocabulary: Any = SimpleNamespace(sha256=tokenizer)
-        return open_data.fingerprint_of(loader, vocabulary, sources or {"a": shards("k", ("1",))})
+        return open_data.fingerprint_of(loader, vocabulary, sources or {"a": shards("k", "1")})
 
-    assert fingerprint() == fingerprint(a=shards("k", ("1",), ("2",)))
+    assert fingerprint() == fingerprint(a=shards("k", "1", "2"))
     assert fingerprint().startswith("order-0123456789ab-")
     # make eval finds the shards of a run by it.
-    assert fingerprint().endswith("-" + prepare.hash_origin({"a": shards("k", ("1",))})[:12])
-    others = {
-        fingerprint(order="other"),
-        fingerprint(tokenizer="f" * 16),
-        fingerprint(a=shards("l", ("1",))),
-        fingerprint(b=shards("k", ("1",))),
-        fingerprint(),
-    }
-    assert len(others) == 5
+    assert fingerprint().endswith("-" + prepare.hash_origin({"a": shards("k", "1")})[:12])
+    changes: list[dict[str, Any]] = [
+        {},
+        {"order": "other"},
+        {"tokenizer": "f" * 16},
+        {"a": shards("l", "1")},
+        {"b": shards("k", "1")},
+    ]
+    assert len({fingerprint(**change) for change in changes}) == len(changes)
 
 
 def test_every_second_since_the_start_of_the_process_is_in_a_phase(monkeypatch):

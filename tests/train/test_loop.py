@@ -20,25 +20,28 @@ from train.hooks.hook import Hook, StopTraining
 from train.hooks.save_reports import SaveReports
 
 
-def events(job):
-    return [record["event"] for record in read_records(job.paths.metrics)]
+@pytest.fixture
+def make(tiny, tmp_path):
+    """A job of 6 steps that saves every 2, unless `changes` say otherwise."""
+    base = {"max_steps": 6, "save_every": 2, "keep_last": 9, "warmup_tokens": 0}
+
+    def make(*hooks, step=0, loader=None, **changes):
+        config = dataclasses.replace(tiny, **base | changes)
+        return make_job(config, tmp_path, *hooks, step=step, loader=loader or Samples(config))
+
+    return make
+
+
+def events(job, name=None):
+    """The names of all records, or the records of this name."""
+    records = list(read_records(job.paths.metrics))
+    if name is None:
+        return [record["event"] for record in records]
+    return [record for record in records if record["event"] == name]
 
 
 def saved(job):
     return find.committed(job.paths.checkpoints)
-
-
-@pytest.fixture
-def config(tiny):
-    return dataclasses.replace(tiny, max_steps=6, save_every=2, keep_last=9, warmup_tokens=0)
-
-
-def test_a_run_saves_at_its_steps_and_at_its_end(config, tmp_path):
-    job = make_job(dataclasses.replace(config, max_steps=5), tmp_path)
-    assert loop.train(job) and job.step == 5
-    assert saved(job) == [2, 4, 5]
-    assert [event for event in events(job) if event == "step"] == ["step"] * 5
-    assert job.status.facts["phase"] == "training" and job.interrupt.training
 
 
 class Calls(Hook):
@@ -77,51 +80,51 @@ class Calls(Hook):
         self.note(job, "at_end")
 
 
-def test_hooks_are_called_around_each_step(config, tmp_path):
-    job = make_job(dataclasses.replace(config, max_steps=4), tmp_path, Calls())
-    assert loop.train(job)
-    step = ["before_step", "after_step", "between_steps"]
+def test_hooks_are_called_around_each_step(make):
+    job = make(Calls(), max_steps=5)
+    assert loop.train(job) and job.step == 5
     expected = [("at_start", 0)]
-    for done in range(4):
-        expected += [("before_step", done), ("after_step", done + 1), ("between_steps", done + 1)]
-        if done + 1 in (2, 3, 4):  # SAVE_EVERY, the hook's wish, the end
-            expected.append(("before_save", done + 1))
-    assert job.hooks[0].calls == [*expected, ("at_end", 4)], step
+    for step in range(1, 6):
+        expected += [("before_step", step - 1), ("after_step", step), ("between_steps", step)]
+        if step in (2, 3, 4, 5):  # SAVE_EVERY, the hook's wish, the end
+            expected.append(("before_save", step))
+    assert job.hooks[0].calls == [*expected, ("at_end", 5)]
+    assert saved(job) == [2, 3, 4, 5]
     manifest = load_manifest(find.folder_of(job.paths.checkpoints, 3))
     assert manifest["mine"] == manifest["data"]["step"] == 3
-    (first, *_) = (r for r in read_records(job.paths.metrics) if r["event"] == "step")
+    first, *others = events(job, "step")
+    assert len(others) == 4
     # What before_step waited counts as the step's time, and as waiting for data.
     assert first["waits"] == 1 and 100 < first["data_wait_s"] < 101 < 100_101
     assert 100_000 < first["step_ms"] < 200_000
+    assert job.status.facts["phase"] == "training" and job.interrupt.training
 
 
 @pytest.mark.parametrize(
     ("where", "step"), [("at_start", 0), ("before_step", 1), ("between_steps", 3), ("at_end", 6)]
 )
-def test_a_hook_stops_the_run_behind_a_step_which_is_saved(config, tmp_path, where, step):
-    job = make_job(config, tmp_path, Calls((where, step)))
+def test_a_hook_stops_the_run_after_a_step_which_is_saved(make, where, step):
+    job = make(Calls((where, step)))
     assert not loop.train(job)
     assert job.step == step and saved(job)[-1:] == ([step] if step else [])
     assert events(job)[-1] == "signal"
 
 
-def test_a_signal_stops_the_run_behind_the_step_that_is_being_made(config, tmp_path):
+def test_a_signal_stops_the_run_after_the_step_that_is_being_made(make):
     class Signal(Hook):
         def before_step(self, job):
             job.interrupt.asked = "SIGTERM" if job.step == 2 else None
             return 0.0
 
-    job = make_job(config, tmp_path, Signal())
+    job = make(Signal())
     assert not loop.train(job)
     assert job.step == 3 and saved(job) == [2, 3]
-    (signal,) = (r for r in read_records(job.paths.metrics) if r["event"] == "signal")
+    (signal,) = events(job, "signal")
     assert signal["name"] == "SIGTERM"
 
 
 @pytest.mark.parametrize(("is_whole", "reason"), [(True, "loss"), (False, None)])
-def test_a_batch_with_few_samples_is_not_compared_with_others(
-    config, tmp_path, is_whole, reason, monkeypatch
-):
+def test_a_batch_with_few_samples_is_not_compared_with_others(make, is_whole, reason, monkeypatch):
     class Asked(Exception):
         """Carries what was judged."""
 
@@ -133,7 +136,7 @@ def test_a_batch_with_few_samples_is_not_compared_with_others(
             return dataclasses.replace(super().batch(step, gaps), whole=is_whole)
 
     monkeypatch.setattr(loop, "train_step", train_step)
-    job = make_job(config, tmp_path, loader=Few(config))
+    job = make(loader=Few(make().config))
     for _ in range(60):
         job.guard.taken(1, 2.0, 1.0)
     with pytest.raises(Asked) as asked:
@@ -141,36 +144,38 @@ def test_a_batch_with_few_samples_is_not_compared_with_others(
     assert asked.value.args == (reason, "nonfinite")
 
 
-def test_the_status_is_not_written_at_every_step(config, tmp_path, monkeypatch):
-    job = make_job(dataclasses.replace(config, save_every=0), tmp_path)
+def test_the_status_is_not_written_at_every_step_nor_a_checkpoint_without_save_every(
+    make, monkeypatch
+):
+    job = make(save_every=0)
     writes = []
     monkeypatch.setattr(status, "BEAT_S", 3600)
     monkeypatch.setattr(status, "write_whole", lambda *_, **__: writes.append(job.step))
     job.status.last_beat = time.monotonic()
     loop.train(job)
     assert writes == [0, 1]  # "first step", "training"
+    when_to_save.save(make(step=0), wait=True)
+    assert not job.paths.checkpoints.exists()
 
 
-def test_lite_checkpoints_save_all_at_each_keep_every(config, tmp_path):
-    lite = dataclasses.replace(config, checkpoint_mode="lite", save_every=4, keep_every=6)
-    job = make_job(dataclasses.replace(lite, max_steps=13), tmp_path)
+def test_lite_checkpoints_save_all_at_each_keep_every(make):
+    job = make(checkpoint_mode="lite", save_every=4, keep_every=6, max_steps=13)
     due = []
     for job.step in range(1, 14):
         if when_to_save.is_save_due(job, set()):
             due.append(job.step)
     assert due == [4, 6, 8, 12]
     job.step = 5
-    assert when_to_save.is_save_due(job, {"save"}) and not when_to_save.is_save_due(
-        job, {"save", "stop"}
-    )
+    wishes = {"save"}, {"save", "stop"}
+    assert [when_to_save.is_save_due(job, wish) for wish in wishes] == [True, False]
 
 
 # ---- A save
 
 
-def test_the_record_is_durable_before_a_checkpoint_is(config, tmp_path, monkeypatch):
+def test_the_record_is_durable_before_a_checkpoint_is(make, monkeypatch):
     order, fsync, write = [], os.fsync, checkpoint.write
-    job = make_job(config, tmp_path, step=3)
+    job = make(step=3)
     job.recorder.event("step", 3, 0)
 
     def sync(descriptor):
@@ -191,11 +196,11 @@ def test_the_record_is_durable_before_a_checkpoint_is(config, tmp_path, monkeypa
     assert events(job) == ["step", "checkpoint"]
 
 
-def test_training_goes_on_while_a_checkpoint_is_written(config, tmp_path, monkeypatch):
+def test_training_goes_on_while_a_checkpoint_is_written(make, monkeypatch):
     """And what it changes meanwhile is not in it."""
     go, write = threading.Event(), checkpoint.write
     monkeypatch.setattr(checkpoint, "write", lambda *args: (go.wait(30), write(*args))[1])
-    job = make_job(config, tmp_path, step=3)
+    job = make(step=3)
     before = {name: weight.detach().clone() for name, weight in job.model.named_parameters()}
     when_to_save.save(job)
     assert job.saver.busy and job.saver.poll() is None
@@ -211,7 +216,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(config, tmp_path, monkey
 
 
 @pytest.mark.fault(7, 35)
-def test_a_save_that_fails_is_said_and_tried_once_more(config, tmp_path, monkeypatch, caplog):
+def test_a_save_that_fails_is_said_and_tried_once_more(make, monkeypatch, caplog):
     """It ends the run only where nothing could be saved later."""
 
     def fail(*_):
@@ -219,8 +224,7 @@ def test_a_save_that_fails_is_said_and_tried_once_more(config, tmp_path, monkeyp
 
     caplog.set_level("INFO")
     monkeypatch.setattr(checkpoint, "write", fail)
-    job = make_job(config, tmp_path, step=3)
-    reports = SaveReports()
+    job, reports = make(step=3), SaveReports()
     for is_tried_again in (True, False, False):
         when_to_save.save(job)
         job.saver.wait()
@@ -240,32 +244,20 @@ def test_a_save_that_fails_is_said_and_tried_once_more(config, tmp_path, monkeyp
         when_to_save.save(job)
 
 
-def test_nothing_is_saved_before_the_first_step_nor_without_checkpoints(config, tmp_path):
-    when_to_save.save(make_job(config, tmp_path), wait=True)
-    when_to_save.save(
-        make_job(dataclasses.replace(config, save_every=0), tmp_path, step=4), wait=True
-    )
-    assert not (tmp_path / "checkpoints").exists()
+@pytest.mark.parametrize(
+    ("age_s", "rank", "asked"), [(0, 0, set()), (121, 0, {"save"}), (121, 1, set())]
+)
+def test_save_minutes_ask_for_a_checkpoint_by_the_first_rank(make, age_s, rank, asked):
+    job = make(step=1, save_minutes=2)
+    job.saver.began -= age_s
+    job.world = dataclasses.replace(job.world, rank=rank)
+    SaveReports().before_step(job)
+    assert job.requests == asked
 
 
-def test_save_minutes_ask_for_a_checkpoint_by_the_first_rank(config, tmp_path):
-    job = make_job(dataclasses.replace(config, save_minutes=2), tmp_path, step=1)
-    reports = SaveReports()
-    reports.before_step(job)
-    assert not job.requests
-    job.saver.began -= 121
-    reports.before_step(job)
-    assert job.requests == {"save"}
-    job.requests.clear()
-    job.world = dataclasses.replace(job.world, rank=1)
-    reports.before_step(job)
-    assert not job.requests
-
-
-def test_the_wait_for_a_save_is_recorded_once(config, tmp_path):
-    job = make_job(config, tmp_path, step=1)
+def test_the_wait_for_a_save_is_recorded_once(make):
+    job, reports = make(step=1), SaveReports()
     job.saver.stall_s = 0.25
-    reports = SaveReports()
     assert reports.after_step(job, None) == {"checkpoint_stall_s": 0.25}
     assert reports.after_step(job, None) == {}
     job.saver.wait()
