@@ -10,7 +10,12 @@ entries, without torch.compile, medians of 5:
     attend_by_products      1.20 (1.15-1.23)    not used
     softmax_part            1.00 (0.99-1.04)    1.01 (0.98-1.06)    against the plain one by 32 rows
     split_columns           0.98 (0.93-1.08)    not used            2 layers, 50,304 entries, medians of 3
-The last two are kept for losses that stay the same to the bit, and for processors with AMX (COLUMNS).
+At 6 layers of width 384 (s4k and s50k of make bench), on two shared cores of such a processor, CPU time of steps by
+turns, medians of 3 to 5:
+    rms_norm        s4k     1.05 (1.02-1.10)    1.02 (1.01-1.09)
+                    s50k    1.00 (0.94-1.04)    1.03 (1.02-1.05)
+    softmax_part    s50k    1.08 (1.07-1.08)    1.02 (1.02-1.05)    against the plain one by 8 rows, in float32 by 32
+split_columns is kept for processors with AMX.
 """
 
 from typing import Any
