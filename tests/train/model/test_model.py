@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from train.model.loss import IGNORED, softmax_part
-from train.model.model import Transformer, build, matmul_weights
+from train.model.model import RMSNorm, Transformer, build, matmul_weights
 
 CPU = torch.device("cpu")
 VARIANTS = [
@@ -77,6 +77,21 @@ def test_logits_equal_those_of_hugging_face(tiny, changes):
         ours, theirs = model(tokens), hugging_face(model, c)(tokens).logits
     assert theirs.std() > 0.1
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_the_norm_of_a_cpu_and_its_gradients_are_those_of_the_plain_one(dtype, tolerance):
+    norm, found = RMSNorm(16), []
+    torch.nn.init.uniform_(norm.weight, 0.5, 1.5)
+    x = (3 * torch.randn(48, 16)).to(dtype).requires_grad_()
+    for function in (norm, torch.compile(norm, backend="eager")):  # the plain one is compiled
+        x.grad = norm.weight.grad = None
+        y = function(x)
+        (y * torch.linspace(-1, 2, 16)).sum().backward()
+        found.append([y, x.grad, norm.weight.grad])
+    for one, other in zip(*found, strict=True):
+        assert one.dtype == other.dtype
+        assert (one - other).norm() <= tolerance * other.norm()
 
 
 def test_forward_with_targets_is_the_loss_of_its_logits(tiny):
