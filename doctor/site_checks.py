@@ -1,9 +1,9 @@
 """What a site needs to find the others, under SYNC=diloco: torchft, an address of its own, and the lighthouse."""
 
+from settings.checks import find_site_problem
 from settings.config import Config
 from settings.finding import FAIL, PASS, WARN, Finding
 from train.diloco.site_registry import Desk, NoDesk, own_address
-from train.distributed.wan import find_site_problem
 
 NAME = "lighthouse"
 

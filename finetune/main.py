@@ -8,7 +8,8 @@ from pathlib import Path
 
 from finetune import origin, tuning_job, tuning_settings
 from finetune.prepare_data import Data, prepared
-from finetune.tuning_job import PROBLEMS, Fingerprints, agreed_fingerprints, settled
+from finetune.tuning_job import Fingerprints, agreed_fingerprints, settled
+from settings import ExpectedError
 from settings.config import Config
 from train.assemble import Attempt
 from train.distributed.world import World, together
@@ -29,7 +30,7 @@ class Finetuning(Training):
 
     def resolve_from_data(self, config: Config, world: World) -> Config:
         """DATA is opened here, since its size decides how many steps there are; all processes must have the same."""
-        with together(*PROBLEMS):
+        with together(ExpectedError):
             self.folder = origin.find(config)
             self.read = prepared(config, self.folder)
         self.known = agreed_fingerprints(config, self.read, self.folder, world)

@@ -17,14 +17,12 @@ from finetune.hf_model import Tuned
 from finetune.loader import Loader
 from finetune.perplexity import Evaluator
 from finetune.prepare_data import Data
-from settings import SettingsError
+from settings import ExpectedError, SettingsError
 from settings.config import Config
 from settings.resolve import find_explicit
 from train.assemble import Attempt, create_job, record_attempt, rehearse_and_resume
 from train.checkpoint.find import committed
 from train.data.manifest import DataError
-from train.data.sources.source import CorpusError
-from train.data.tokenizer import TokenizerError
 from train.distributed import parallel
 from train.distributed.world import World, from_all, together
 from train.faults.memory_advice import loading_advice, refuse_out_of_memory
@@ -33,9 +31,8 @@ from train.hooks.save_reports import SaveReports
 from train.hooks.stragglers import Stragglers
 from train.hooks.trackers import Trackers
 from train.job import Job
-from train.model.hf_import import ForeignError, weight_files
+from train.model.hf_import import weight_files
 
-PROBLEMS = (ForeignError, TokenizerError, CorpusError, SettingsError)  # of the model and the data
 HUB_FORM = {
     "MODEL": "OWNER/NAME@COMMIT",
     "DATA": "OWNER/NAME:CONFIG:SPLIT@COMMIT",
@@ -139,7 +136,7 @@ def build_job(read: Data, folder: Path, known: "Fingerprints", attempt: Attempt)
     attempt.watch.expect("loading the model", 4 * c.start_timeout_s)
     torch.set_float32_matmul_precision("highest")
     adapters = Adapters.of(c)
-    with together(*PROBLEMS):
+    with together(ExpectedError):
         tuned = built(folder, c, world, adapters)
     say_model(c, tuned, parallel.is_split(c, world))
     opened = Read(loader, known.data, Known(read.made_for.fingerprint))
@@ -176,7 +173,7 @@ class Fingerprints(NamedTuple):
 
 def agreed_fingerprints(c: Config, read: Data, folder: Path, world: World) -> Fingerprints:
     """The same on all processes, before any weight is read. Raises DataError, ForeignError."""
-    with together(*PROBLEMS):
+    with together(ExpectedError):
         own = hf_model.fingerprint(folder)
     held_out = hashed(read.evaluation.key, read.train.tobytes(), read.held_out.tobytes())
     refuse_others(

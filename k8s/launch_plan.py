@@ -16,10 +16,10 @@ from plan.checks import capacity_bytes, memory_of
 from plan.finetuning import tuned_report, tuning
 from plan.fleet import Fleet
 from plan.hours import Pace, Time, pace_of, time_of
+from plan.network import wan
 from plan.published import published
 from settings.config import Config
 from settings.finding import FAIL, Finding
-from train.distributed import wan
 
 
 @dataclasses.dataclass(frozen=True)

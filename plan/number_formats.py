@@ -1,7 +1,5 @@
 """Numbers as a reader of a plan wants them: three digits and a unit."""
 
-from train.distributed import wan
-
 GIB, MIB = 2.0**30, 2.0**20
 COUNTED = (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3))
 SI = ((" E", 1e18), (" P", 1e15), (" T", 1e12), (" G", 1e9), (" M", 1e6), (" k", 1e3))
@@ -61,7 +59,9 @@ def seconds(value: float) -> str:
     """'64 s', '3.9 s', '3.1 ms'; from ten minutes on as hours() has it."""
     if value >= 600:
         return hours(value / 3600)
-    return wan.seconds(value) if value >= 0.00995 or value == 0 else f"{1000 * value:.2g} ms"
+    if value >= 10:
+        return f"{value:.0f} s"
+    return f"{value:.2g} s" if value >= 0.00995 or value == 0 else f"{1000 * value:.2g} ms"
 
 
 def binary(size_bytes: float, unit: float) -> str:

@@ -4,24 +4,22 @@ import fcntl
 import os
 import re
 import socket
-import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TextIO
 
 from record.durable import make_printable
-from record.exit_codes import BAD_DATA
 from record.run_paths import RunPaths
+from record.wait import wait
+from settings import ExpectedError
 
 RELEASE_S = 10.0  # a trainer whose torchrun was killed holds its run this much longer, at most
 RETRY_S = 0.1
 HOLDER = re.compile(r"pid (\d+) on ([^\s:]+)")
 
 
-class RunFolderError(Exception):
+class RunFolderError(ExpectedError):
     """The run folder cannot be used; the message says why and what to do."""
-
-    exit_code = BAD_DATA
 
 
 class RunIsHeld(RunFolderError):
@@ -33,15 +31,15 @@ def take_lock(lock: TextIO, patience_s: float = 1.0) -> bool:
 
     A second is enough for `make status`, which locks for an instant to see whether a lock is free.
     """
-    deadline = time.monotonic() + patience_s
-    while True:
+
+    def take() -> bool:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         except BlockingIOError:
-            if time.monotonic() >= deadline:
-                return False
-        time.sleep(RETRY_S)
+            return False
+
+    return wait(take, patience_s, RETRY_S)
 
 
 def is_locked(path: Path) -> bool:
@@ -59,9 +57,12 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-def write_holder(lock: TextIO, stage: str = "") -> None:
-    """Write into a lock who holds it, and what a job is doing: `pid 1 on HOST: STAGE`."""
-    text = f"pid {os.getpid()} on {socket.gethostname()}"
+def write_holder(lock: TextIO, stage: str = "", pid: int = 0) -> None:
+    """Write into a lock who holds it, and what a job is doing: `pid 1 on HOST: STAGE`.
+
+    pid: of the process to stop, if it is another one.
+    """
+    text = f"pid {pid or os.getpid()} on {socket.gethostname()}"
     if stage:
         text += f": {stage}"
     lock.seek(0)
@@ -101,7 +102,12 @@ def has_job(paths: RunPaths) -> bool:
 
 
 def hold(
-    path: Path, work: str, stage: str = "", patience_s: float = 1.0, folders: Iterable[Path] = ()
+    path: Path,
+    work: str,
+    stage: str = "",
+    patience_s: float = 1.0,
+    folders: Iterable[Path] = (),
+    pid: int = 0,
 ) -> TextIO:
     """Lock a file in a run's folder for as long as what this returns is open, and write into it who holds it.
 
@@ -117,7 +123,7 @@ def hold(
                 f"{path.parent}: another process {work} ({read_holder(path)}). Wait for it, stop it, "
                 "or choose another RUN_NAME"
             )
-        write_holder(lock, stage)
+        write_holder(lock, stage, pid)
     except OSError as error:
         raise RunFolderError(
             f"{error.filename or path.parent}: cannot be written ({error.strerror}). Choose another "
@@ -126,14 +132,12 @@ def hold(
     return lock
 
 
-def hold_run(paths: RunPaths, patience_s: float = 1.0) -> TextIO:
-    """Create the run's folder, and hold the run against a second trainer."""
+def hold_run(paths: RunPaths, patience_s: float = 1.0, pid: int = 0) -> TextIO:
+    """Create the run's folder, and hold the run against a second trainer. pid: as write_holder has it."""
     folders = (paths.checkpoints, paths.plots)
-    return hold(paths.lock, "trains this run", patience_s=patience_s, folders=folders)
+    return hold(paths.lock, "trains this run", patience_s=patience_s, folders=folders, pid=pid)
 
 
 def wait_until_free(paths: RunPaths, patience_s: float = RELEASE_S) -> None:
     """Wait until no process trains the run, for as long as one may take that dies with its parent."""
-    deadline = time.monotonic() + patience_s
-    while is_held(paths) and time.monotonic() < deadline:
-        time.sleep(RETRY_S)
+    wait(lambda: not is_held(paths), patience_s, RETRY_S)

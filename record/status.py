@@ -137,6 +137,12 @@ def of_run(c: Config, paths: RunPaths, active: bool) -> Status:
     )
 
 
+def is_done(state: dict[str, Any], last_step: int) -> bool:
+    """Return whether this is the status of a run that has made all steps, and been evaluated."""
+    step = state.get("step")
+    return state.get("phase") == "done" and isinstance(step, int) and step >= last_step
+
+
 def read(path: Path) -> dict[str, Any]:
     """Return the last status of a run, its text fit for a terminal; {} where there is none that can be read."""
     try:
@@ -251,19 +257,16 @@ def describe_wandb(paths: RunPaths) -> str:
 def stop(paths: RunPaths, patience_s: float = 150.0) -> str:
     """Ask the run's process to save and stop, and wait for it. Returns what happened. Raises StopError.
 
-    The trainer gets SIGINT, which only a user sends: torchrun ends the other processes with SIGTERM
-    when one has died. While no trainer is there, the job's script gets SIGTERM. A trainer that failed
-    just then is started again, and asked too.
+    Who gets SIGTERM is the launcher, or what runs before it: a trainer alone would be started again.
     """
     deadline = time.monotonic() + patience_s
     asked: int | None = None
     while is_at_work(paths):
-        trains = is_held(paths)
         # not STATUS.json, which may be of an earlier attempt
-        holder = HOLDER.match(read_holder(paths.lock if trains else paths.job))
-        if holder and (asked is None or (trains and asked != int(holder[1]))):
+        holder = HOLDER.match(read_holder(paths.lock if is_held(paths) else paths.job))
+        if holder and asked is None:
             asked = int(holder[1])
-            ask(paths, asked, holder[2], signal.SIGINT if trains else signal.SIGTERM)
+            ask(paths, asked, holder[2])
         if time.monotonic() > deadline:
             raise StopError(
                 f"run {paths.name} has not stopped in {patience_s:.0f} s (pid {asked}). Look at "
@@ -273,15 +276,15 @@ def stop(paths: RunPaths, patience_s: float = 150.0) -> str:
     return describe(paths) if asked else f"run {paths.name} is not running here"
 
 
-def ask(paths: RunPaths, pid: int, host: str, number: int) -> None:
-    """Send a signal to the process that holds the run. A shared disk shows its lock on every machine."""
+def ask(paths: RunPaths, pid: int, host: str) -> None:
+    """Send SIGTERM to the process that holds the run. A shared disk shows its lock on every machine."""
     if host != socket.gethostname():
         raise StopError(
             f"run {paths.name} is trained on {host} (pid {pid}), and this is {socket.gethostname()}: "
             f"run make stop RUN_NAME={paths.name} there"
         )
     try:
-        os.kill(pid, number)
+        os.kill(pid, signal.SIGTERM)
     except ProcessLookupError:  # it has just ended by itself
         pass
     except PermissionError:

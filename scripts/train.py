@@ -12,14 +12,13 @@ import sys
 
 from doctor import before_run
 from record.exit_codes import BAD_SETTING, DONE, INTERRUPTED
-from record.run_paths import RunPaths
-from settings import ROOT, SettingsError, targets
+from settings import SettingsError, targets
 from settings.checks import PRETRAINING
 from settings.config import Config
 from settings.declare import format_value
 from settings.resolve import resolve
 from train.children import Children, complain, say
-from train.start_node import FINETUNE, PRETRAIN, Node, Workload
+from train.start_node import FINETUNE, PRETRAIN, STOPPED_EARLY, Node, Workload
 
 DEFAULTS = {
     "finetune": targets.TARGET_DEFAULTS["finetune"],
@@ -63,24 +62,23 @@ def start(words: list[str], node: Node) -> int:
     if code == DONE:
         code = before_run.main([node.workload.name])
     if code == DONE and node.children.stop_requested:
+        say(STOPPED_EARLY)
         code = INTERRUPTED
-        node.report_stop()
     if code != DONE:
         return code
     if "2xh100" in words:
         node.start_sampler()
-    return node.run(lock=None)
+    return node.run()
 
 
 def main(words: list[str]) -> int:
     children = Children()
     workload = FINETUNE if "finetune" in words else PRETRAIN
     try:
-        config = load(words, workload)
+        node = Node(load(words, workload), children, workload)
     except SettingsError as error:
         complain(str(error))
         return error.exit_code
-    node = Node(config, workload, children, RunPaths.of_node(config, ROOT))
     code = start(words, node)
     node.leave(code)
     return code

@@ -4,6 +4,7 @@ Each check returns the setting to change and why, with a valid value, or None. A
 checks whose settings its target uses.
 """
 
+import importlib.util
 from collections.abc import Callable, Collection, Iterator, Set
 
 from settings.config import Config
@@ -225,6 +226,23 @@ def explain(config: Config, conflict: Conflict) -> str | None:
 def find_batch_problem(config: Config, world_size: int) -> str | None:
     """Say why BATCH_TOKENS cannot be shared by so many processes, or return None."""
     return explain(config, check_batch(config, world_size))
+
+
+def find_site_problem(config: Config) -> str | None:
+    """Say what this machine lacks to train with SYNC=diloco, or return None."""
+    if config.sync == "ddp":
+        return None
+    if importlib.util.find_spec("torchft") is None:
+        return (
+            "SYNC=diloco: The package torchft is not installed. It has wheels for Linux on x86_64 only: run "
+            "make setup there, or set SYNC=ddp."
+        )
+    if not config.lighthouse:
+        return (
+            "SYNC=diloco: LIGHTHOUSE is not set. Start make lighthouse on a machine that all sites can reach, "
+            "and set its address, for example LIGHTHOUSE=10.0.0.5:29510."
+        )
+    return None
 
 
 def find_conflicts(

@@ -37,10 +37,19 @@ MANY_TOKENS = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)([MB])")
 MULTIPLES = {"M": 10**6, "B": 10**9}
 
 
-class SettingsError(Exception):
+class ExpectedError(Exception):
+    """What its message explains: a process ends by it without a traceback, with this exit code.
+
+    Codes are those of record/exit_codes.py. This one: data or environment are bad.
+    """
+
+    exit_code = 78
+
+
+class SettingsError(ExpectedError):
     """Settings that cannot be used. `problems` holds a sentence for each. Warnings come first."""
 
-    exit_code = 64  # of record/exit_codes.py: a setting must change
+    exit_code = 64  # a setting must change
 
     def __init__(self, problems: list[str], warnings: Iterable[str] = ()):
         self.problems = problems

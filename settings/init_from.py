@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from settings.declare import Values, format_value
+from settings.declare import ExpectedError, Values, format_value
 from settings.json_file import read_object
 from settings.resume import is_same
 from settings.sources import Given, Givens, give, parse
@@ -42,7 +42,7 @@ COMPUTED: dict[str, tuple[Any, str]] = {
 }
 
 
-class ForeignError(Exception):
+class ForeignError(ExpectedError):
     """Files of a model that cannot be used. The message names one and says what to do."""
 
 

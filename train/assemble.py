@@ -6,10 +6,8 @@ tokenizer and shards -> model, spread over processes -> rehearsal of a step -> c
 import dataclasses
 import json
 import logging
-import os
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,6 +30,7 @@ from train.distributed.world import (
     World,
     from_first,
     report_exit,
+    seconds_since_launch,
     set_timeout,
     shutdown_timeout_s,
 )
@@ -66,10 +65,10 @@ COLLECTIVE_S = 7 * 24 * 3600.0
 
 
 class Stopwatch:
-    """Seconds by phase, from the start of the process."""
+    """Seconds by phase, from when the launcher started this process."""
 
     def __init__(self) -> None:
-        self.seconds = {"import": process_age_s()}
+        self.seconds = {"import": seconds_since_launch()}
         self.last = time.monotonic()
 
     def lap(self, phase: str) -> None:
@@ -77,16 +76,6 @@ class Stopwatch:
         now = time.monotonic()
         self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self.last
         self.last = now
-
-
-def process_age_s() -> float:
-    """How long this process has been there: what Python and its imports took. 0 where the system does not say."""
-    try:
-        ticks = float(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
-        uptime_s = float(Path("/proc/uptime").read_text().split()[0])
-        return uptime_s - ticks / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError):
-        return 0.0
 
 
 @dataclasses.dataclass
@@ -284,7 +273,7 @@ def rehearse_and_resume(job: Job, attempt: Attempt, is_streamed: bool = False) -
         compilation.refuse_damaged_cache(),
     ):
         rehearse(job.model, job.optimizer, job.loader.blank())
-    transport.say(job)  # gradients have met for the first time
+    transport.log_transport(job)  # gradients have met for the first time
     attempt.stopwatch.lap("compile" if is_compiled else "rehearsal")
     # The others wait while the first hashes the checkpoint.
     with job.activity("reading the checkpoint", limit_s, "START_TIMEOUT_S"):

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from types import FrameType
 
+from record.wait import wait
 from settings import ROOT
 
 ECHO_S = 3.0  # signals to a whole process group arrive several times, at most this far apart
@@ -75,9 +76,7 @@ class Children:
 
     def pause(self, seconds: float) -> None:
         """Sleep, but not past a request to stop."""
-        deadline = time.monotonic() + seconds
-        while not self.stop_requested and time.monotonic() < deadline:
-            time.sleep(min(PAUSE_TICK_S, seconds))
+        wait(lambda: self.stop_requested, seconds, PAUSE_TICK_S)
 
 
 def ignore_interrupts() -> None:

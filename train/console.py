@@ -7,6 +7,7 @@ import io
 import logging
 import shutil
 import sys
+import textwrap
 import unicodedata
 
 from record.durable import make_printable
@@ -46,20 +47,16 @@ def start_logging() -> None:
 
 def wrap(text: str) -> str:
     """Break lines at blanks where a terminal would break them in the middle of a word. Indented ones stay."""
-    columns = shutil.get_terminal_size().columns
+    wrapper = textwrap.TextWrapper(
+        shutil.get_terminal_size().columns,
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
     lines = []
     for line in text.split("\n"):
-        if measure(line) <= columns or line.startswith(" "):
-            lines.append(line)
-            continue
-        row, *words = line.split()
-        for word in words:
-            if measure(f"{row} {word}") > columns:
-                lines.append(row)
-                row = f"  {word}"
-            else:
-                row += f" {word}"
-        lines.append(row)
+        is_whole = len(line) <= wrapper.width or line.startswith(" ")
+        lines.append(line if is_whole else wrapper.fill(line))
     return "\n".join(lines)
 
 

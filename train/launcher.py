@@ -5,14 +5,19 @@
 One process runs directly, several under torchrun, which nothing else in this repository starts. On
 several nodes the launchers first meet (distributed/rendezvous.py). The exit code is
 the trainer's own, which torchrun would turn into 1, or one of the launcher's (record/exit_codes.py).
+
+Who wants the run to stop sends SIGTERM to the launcher, as Ctrl-C, `make stop` and a cluster do. A
+trainer that ends by a signal although its launcher was not asked has failed: torchrun too sends
+SIGTERM, when another process has died.
 """
 
 import dataclasses
-import enum
 import os
 import signal
 import sys
 import tempfile
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from record import locks
@@ -33,8 +38,7 @@ from settings.resolve import resolve
 from train.children import Children, complain, say
 from train.distributed import rendezvous
 from train.distributed.pod import in_pod
-from train.distributed.signals import BY_USER, IN_DOUBT
-from train.tune import CHOICES, count_gpus, record_nccl, set_default, tune
+from train.tune import count_gpus, record_nccl, set_default, tune
 
 PYTHON = sys.executable  # what children run with
 TRAINERS = ("train.main", "finetune.main")
@@ -43,75 +47,71 @@ LONGEST_PAUSE_S = 30
 SIGNALED = 128  # and the signal's number: a shell's exit code
 
 
-class Ending(enum.Enum):
-    """How an attempt ended: what the launcher does next."""
-
-    FINAL = enum.auto()  # starting again cannot help, or nobody wants it
-    FAILED = enum.auto()  # starting again may help
-    PEER_STOPPED = enum.auto()  # another node was asked to stop, and will come back
-
-
 @dataclasses.dataclass(frozen=True)
 class Attempt:
     """One start of the trainer, which is over.
 
     Attributes:
         reason: what the trainer reported.
-        joined: whether this node met the others, which then wait for it.
+        has_met: whether the trainer was to start: all nodes were there, and wait for this one.
     """
 
     code: int
-    ending: Ending = Ending.FINAL
     reason: str = ""
-    joined: bool = False
+    has_met: bool = True
 
 
 class Launcher:
-    """What all attempts share. `environment` is that of the processes it starts."""
+    """Starts a module on this node, together with the other nodes.
 
-    def __init__(self, config: Config, children: Children, module: str, folder: Path):
-        """folder: for what the trainer tells this process."""
+    Args:
+        module: the trainer, or an evaluation.
+    """
+
+    def __init__(self, config: Config, children: Children, module: str = "train.main"):
         self.config = config
-        self.paths = RunPaths.of_node(config, ROOT)
         self.children = children
         self.module = module
-        self.report_file = folder / "exit-code"
-        self.progress_file = folder / "progress"
-        self.environment = environment = dict(os.environ)
-        gpus = 0
-        if config.device != "cpu":
-            gpus = count_gpus(environment)
-        self.processes = config.nproc or max(1, gpus)
-        environment[CHOICES] = tune(environment, self.processes, gpus)
-        set_default(environment, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(config.shutdown_timeout_s))
-        if gpus:
-            record_nccl(environment, self.paths)
-        environment["PROGRESS_FILE"] = str(self.progress_file)
-        environment["LAUNCHER_PID"] = str(os.getpid())  # the trainer ends with its parent
-        environment.pop("EXIT_CODE_FILE", None)
-        if config.site_nodes > 1 or self.processes > 1:  # else the trainer's own exit code is seen
-            environment["EXIT_CODE_FILE"] = str(self.report_file)
+        self.paths = RunPaths.of_node(config, ROOT)
+        self.processes = config.nproc or 1  # until GPUs are counted
+        self.has_peers = config.site_nodes > 1
 
-    def run(self) -> int:
-        """Start the trainer until it succeeds, or until another attempt cannot help.
+    def launch(self) -> int:
+        """Start the module until it succeeds, or until another attempt cannot help.
 
         Returns:
             The exit code.
         """
-        attempt = self.supervise()
-        stopped = attempt.code in (STOPPED, INTERRUPTED)
-        if attempt.joined and attempt.code != DONE and not (stopped and in_pod()):
-            rendezvous.over(self.config, attempt.code, attempt.reason)
+        try:
+            scratch = tempfile.TemporaryDirectory(prefix="launch.", ignore_cleanup_errors=True)
+        except OSError as error:
+            complain(f"launch: no temporary files ({error.strerror}). Set TMPDIR to a folder.")
+            return BAD_DATA
+        with scratch as folder:
+            try:
+                with rendezvous.registry_of(self.config):
+                    attempt = self.supervise(Path(folder))
+                    is_stopped = attempt.code in (STOPPED, INTERRUPTED)
+                    is_news = attempt.code != DONE and not (is_stopped and in_pod())
+                    if self.has_peers and attempt.has_met and is_news:
+                        rendezvous.announce_end(self.config, attempt.code, attempt.reason)
+            except rendezvous.CannotServe as error:
+                complain(f"launch: {error}")
+                return BAD_DATA
         # Torchrun prints a lot after the trainer's last words, and `kubectl describe` shows the end.
-        if attempt.reason and attempt.code != DONE and not stopped:
+        if attempt.reason and attempt.code != DONE and not is_stopped:
             complain(f"launch: exit code {attempt.code}: {attempt.reason}")
         return attempt.code
 
-    def supervise(self) -> Attempt:
-        """Start the trainer, and again after each failure.
+    def supervise(self, folder: Path) -> Attempt:
+        """Start the module, and again after each failure.
 
         Give up after MAX_RESTARTS restarts without a new checkpoint. The pauses before them grow.
+
+        Args:
+            folder: for what the trainer tells this process.
         """
+        environment = self.prepare_environment(folder)
         restarts = self.config.max_restarts
         if self.module not in TRAINERS:
             restarts = 0  # an evaluation starts again only when the user asks
@@ -119,23 +119,32 @@ class Launcher:
         saved = 0
         attempts = 0
         while True:
-            attempt = self.attempt()
+            attempt = self.attempt(environment, folder)
             attempts += 1
-            if attempt.ending is Ending.FINAL:
+            is_wanted = attempt.has_met and not self.children.stop_requested
+            # In a pod it comes back. By hand this node ends, too.
+            is_peer_stopped = attempt.code == STOPPED and self.has_peers and in_pod()
+            if not is_wanted or (is_final(attempt.code) and not is_peer_stopped):
                 return attempt
-            step = self.read_progress()
+            step = read_progress(folder)
             if step > saved:
                 saved = step
                 failures = 0
             outcome = f"launch: attempt {attempts} ended with {name_ending(attempt.code)}; "
             outcome += f"last checkpoint: step {saved}" if saved else "no new checkpoint yet"
             pause_s = FIRST_PAUSE_S
-            if attempt.ending is Ending.PEER_STOPPED:
+            if is_peer_stopped:
                 say(f"{outcome}. Another node was asked to stop; waiting for it to come back")
             elif restarts == 0:
                 return attempt
             elif failures == restarts:
-                return self.give_up(attempt, outcome)
+                complain(
+                    f"{outcome}. That makes {restarts + 1} attempts in a row without a new one, and "
+                    f"MAX_RESTARTS={restarts}: starting again does not help. "
+                    f"Read the trainer's last words in {self.paths.folder}/logs/"
+                )
+                reason = attempt.reason and f"the trainer said last: {attempt.reason}"
+                return Attempt(NO_PROGRESS, reason)
             else:
                 pause_s = min(FIRST_PAUSE_S * 2**failures, LONGEST_PAUSE_S)
                 failures += 1
@@ -149,58 +158,73 @@ class Launcher:
             # Workers whose torchrun was killed end a moment later.
             locks.wait_until_free(self.paths)
 
-    def attempt(self) -> Attempt:
-        """Start the trainer once, on all nodes together."""
-        several_nodes = self.config.site_nodes > 1
-        if several_nodes:
-            verdict = rendezvous.meet(
-                self.config, self.processes, lambda: self.children.stop_requested
-            )
-            if self.children.stop_requested:
-                return Attempt(INTERRUPTED, joined=verdict.code == DONE)
-            if verdict.code == rendezvous.RUN_IS_DONE:
-                return Attempt(DONE)
-            if verdict.code != DONE:  # all nodes get the same answer
-                return Attempt(verdict.code)
-        self.report_file.unlink(missing_ok=True)
-        code = self.children.run(self.trainer(), self.environment)
-        reported, reason = read_report(self.report_file)
-        code = self.interpret(code, reported)
-        ending = Ending.FAILED
+    def attempt(self, environment: Mapping[str, str], folder: Path) -> Attempt:
+        """Start the module once, on all nodes together."""
+        if self.has_peers:
+            end = rendezvous.meet(self.config, self.processes, lambda: self.children.stop_requested)
+            if end:  # all nodes get the same answer
+                return Attempt(end.code, has_met=False)
         if self.children.stop_requested:
-            ending = Ending.FINAL
-            if not is_final(code):
-                code = INTERRUPTED
-        elif code == STOPPED and several_nodes and in_pod():
-            ending = Ending.PEER_STOPPED
-        elif is_final(code):
-            ending = Ending.FINAL
-        return Attempt(code, ending, reason, joined=several_nodes)
+            return Attempt(INTERRUPTED)
+        command = self.build_command()
+        environment = {**environment, "LAUNCHED_AT": str(time.monotonic())}
+        if self.has_peers or self.processes > 1:
+            code, reported, reason = self.run_reporting(command, environment, folder)
+            return Attempt(self.choose_code(code, reported), reason)
+        return Attempt(self.choose_code(self.children.run(command, environment)))
 
-    def interpret(self, code: int, reported: str) -> int:
-        """Choose between the exit code that was seen and the one that the trainer reported.
+    def run_reporting(
+        self, command: Sequence[str], environment: Mapping[str, str], folder: Path
+    ) -> tuple[int, int | None, str]:
+        """Run a command that may report how it ends (report_exit in distributed/world.py).
 
-        Note a user's SIGINT, which `make stop` sends to the trainer alone.
+        Returns:
+            Its exit code, the one that it reported or None, and the reason.
         """
-        if reported == f"{STOPPED}{IN_DOUBT}":  # torchrun too sends SIGTERM: when a process died
+        report = folder / "exit-code"
+        report.unlink(missing_ok=True)
+        code = self.children.run(command, {**environment, "EXIT_CODE_FILE": str(report)})
+        try:
+            reported, _, reason = report.read_text(errors="replace").partition("\n")
+            return code, int(reported), reason.strip()
+        except (OSError, ValueError):
+            return code, None, ""
+
+    def choose_code(self, code: int, reported: int | None = None) -> int:
+        """Choose between the exit code that was seen and the one that the trainer reported."""
+        if code == SIGNALED + signal.SIGINT:  # which only a user sends
+            self.children.stop_requested = True
+        if reported == INTERRUPTED:  # by a signal, before there was anything to save
             return STOPPED if self.children.stop_requested else OTHER.code
-        if reported == f"{STOPPED}{BY_USER}":
-            self.children.stop_requested = True
-            return STOPPED
-        if reported.isdecimal() and (code <= SIGNALED or is_final(int(reported))):
-            code = int(reported)
-        if code == SIGNALED + signal.SIGINT:
-            self.children.stop_requested = True
+        if reported and (code <= SIGNALED or is_final(reported)):
+            code = reported
+        if self.children.stop_requested and not is_final(code):
+            return INTERRUPTED
         return code
 
-    def trainer(self) -> list[str]:
+    def prepare_environment(self, folder: Path) -> dict[str, str]:
+        """Choose how many processes there are, and return their environment."""
+        config = self.config
+        environment = dict(os.environ)
+        gpus = 0
+        if config.device != "cpu":
+            gpus = count_gpus(environment)
+        self.processes = config.nproc or max(1, gpus)
+        environment["LAUNCH_CHOICES"] = tune(environment, self.processes, gpus)
+        set_default(environment, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(config.shutdown_timeout_s))
+        if gpus:
+            record_nccl(environment, self.paths)
+        environment["PROGRESS_FILE"] = str(folder / "progress")
+        environment["LAUNCHER_PID"] = str(os.getpid())  # the trainer ends with its parent
+        return environment
+
+    def build_command(self) -> list[str]:
         """Build the command that starts this node's processes."""
-        nodes = self.config.site_nodes
         command = [PYTHON, "-m"]
-        if nodes > 1:
+        if self.has_peers:
             command += [
                 "torch.distributed.run",
-                f"--nnodes={nodes}",
+                f"--nnodes={self.config.site_nodes}",
                 f"--node-rank={self.config.rank_in_site}",
                 f"--master-addr={self.config.master_host}",
                 f"--master-port={self.config.master_port}",
@@ -213,57 +237,18 @@ class Launcher:
         options = ["--max-restarts=0", f"--nproc-per-node={self.processes}"]
         return [*command, *options, "-m", self.module]
 
-    def read_progress(self) -> int:
-        """Read the step of the last checkpoint, which the trainer writes. 0 if there is none."""
-        try:
-            return int(self.progress_file.read_text().split()[-1])
-        except (OSError, ValueError, IndexError):
-            return 0
-
-    def give_up(self, attempt: Attempt, outcome: str) -> Attempt:
-        restarts = self.config.max_restarts
-        complain(
-            f"{outcome}. That makes {restarts + 1} attempts in a row without a new one, and "
-            f"MAX_RESTARTS={restarts}: starting again does not help. "
-            f"Read the trainer's last words in {self.paths.folder}/logs/"
-        )
-        reason = attempt.reason and f"the trainer said last: {attempt.reason}"
-        return dataclasses.replace(attempt, code=NO_PROGRESS, reason=reason)
-
-
-def launch(config: Config, children: Children, module: str = "train.main") -> int:
-    """Start this node's processes, again when they fail. Returns the exit code."""
-    try:
-        scratch = tempfile.TemporaryDirectory(prefix="launch.", ignore_cleanup_errors=True)
-    except OSError as error:
-        complain(f"launch: no temporary files ({error.strerror}). Set TMPDIR to a folder.")
-        return BAD_DATA
-    with scratch as folder:
-        launcher = Launcher(config, children, module, Path(folder))
-        try:
-            with rendezvous.registry_of(config):
-                return launcher.run()
-        except rendezvous.CannotServe as error:
-            complain(f"launch: {error}")
-            return BAD_DATA
-
 
 def is_final(code: int) -> bool:
     """Return whether another attempt cannot help, or is not wanted."""
     return not describe(code).counts
 
 
-def read_report(path: Path) -> tuple[str, str]:
-    """Read how a process said that it ends (report_exit in distributed/world.py).
-
-    Returns:
-        Its exit code, followed by a mark of signals.py, and the reason. Both are empty if it said nothing.
-    """
+def read_progress(folder: Path) -> int:
+    """Read the step of the last checkpoint, which the trainer writes. 0 if there is none."""
     try:
-        code, _, reason = path.read_text(errors="replace").partition("\n")
-    except OSError:
-        return "", ""
-    return code.strip(), reason.strip()
+        return int((folder / "progress").read_text())
+    except (OSError, ValueError):
+        return 0
 
 
 def name_ending(code: int) -> str:
@@ -286,7 +271,7 @@ def main(words: list[str]) -> int:
     if not words:  # a MODULE prints them itself
         for warning in resolved.warnings:
             say(warning)
-    return launch(resolved.config, children, *words)
+    return Launcher(resolved.config, children, *words).launch()
 
 
 if __name__ == "__main__":

@@ -17,60 +17,37 @@ from typing import TextIO
 from hardware.out_of_memory import is_out_of_memory
 from record import goodput, metrics, status
 from record.exit_codes import (
-    BAD_DATA,
     DONE,
+    INTERRUPTED,
     OTHER,
     STOPPED,
 )
-from record.locks import RunFolderError
 from record.run_paths import RunPaths
 from record.status import Status
 from record.trackers.processes import check_trackers
-from settings import ROOT, SettingsError
+from settings import ROOT, ExpectedError
 from settings.config import Config
 from train import console, loop
 from train.assemble import Attempt, Stopwatch, build_job
-from train.checkpoint.manifest import CheckpointError
-from train.data.manifest import DataError
-from train.data.sources.source import CorpusError
-from train.data.tokenizer import TokenizerError
 from train.diloco.result import RunIsOver
-from train.distributed.signals import BY_USER, Interrupt, end_with_parent
+from train.distributed.signals import Interrupt, end_with_parent
 from train.distributed.world import (
-    PeersDiffer,
-    PeersMissing,
     World,
     from_first,
-    introduce,
     join,
     leave,
+    log_topology,
     parent_is_gone,
     report_exit,
     under_torchrun,
 )
-from train.faults.guard import GuardError
 from train.faults.memory_advice import memory_advice
 from train.job import Job
-from train.model.hf_import import ForeignError
-from train.run_folder import log_to_files, nothing_left, open_run_folder
-from train.tune import log_choices
+from train.run_folder import is_finished, log_to_files, open_run_folder
 
 log = logging.getLogger(__name__)
 
 LEAVE_S = 60  # seconds for the processes to part
-# Errors that end an attempt by a sentence, without a traceback; with BAD_DATA unless they have an exit code.
-EXPECTED_ERRORS = (
-    SettingsError,
-    PeersMissing,
-    GuardError,
-    DataError,
-    TokenizerError,
-    CorpusError,
-    CheckpointError,
-    ForeignError,
-    RunFolderError,
-    PeersDiffer,
-)
 
 
 class Training:
@@ -83,7 +60,7 @@ class Training:
         return Config.load()
 
     def resolve_from_data(self, config: Config, world: World) -> Config:
-        """Add what only the data decide. Raises one of EXPECTED_ERRORS."""
+        """Add what only the data decide. Raises ExpectedError."""
         return config
 
     def build_job(self, attempt: Attempt) -> Job:
@@ -102,16 +79,15 @@ class Process:
         self.lock: TextIO | None = None
         self.status: Status | None = None
         self.job: Job | None = None
-        self.interrupt = Interrupt(self.end_at_once)
+        self.interrupt = Interrupt(self.end_early)
 
-    def end_at_once(self, code: int, mark: str) -> None:
-        """A signal ends this process: before training, or because it did not heed the first one."""
-        if code == STOPPED:
-            asked = self.interrupt.asked
-            log.info("stopped by %s before training; there is nothing to save", asked)
-            if self.status:
-                self.status.end(code)
-        report_exit(code, mark)
+    def end_early(self) -> None:
+        """A signal ends this process before it trains."""
+        asked = self.interrupt.asked
+        log.info("stopped by %s before training; there is nothing to save", asked)
+        if self.status:
+            self.status.end(STOPPED)
+        report_exit(INTERRUPTED)
 
 
 def main(training: Training = Training()) -> int:  # noqa: B008 (it has no state)
@@ -150,11 +126,10 @@ def run(process: Process, training: Training) -> int:
     paths = RunPaths.of_node(config, ROOT)
     process.lock, is_shared = open_run_folder(paths, world)
     log_to_files(paths, world)
-    log_choices()
-    introduce(world, config.site_rank if config.replicas > 1 else None)
+    log_topology(world, config.site_rank if config.replicas > 1 else None)
     stopwatch.lap("join")
     config = training.resolve_from_data(config, world)
-    if nothing_left(config, paths, world, training.target):
+    if is_finished(config, paths, world, training.target):
         return DONE
     process.status = status.of_run(config, paths, world.is_first)
     attempt = Attempt(config, paths, world, process.interrupt, process.status, is_shared, stopwatch)
@@ -180,9 +155,9 @@ def end_training(job: Job, is_done: bool) -> None:
 
 def explain(process: Process, error: Exception) -> tuple[int, str]:
     """Say why the attempt failed. Returns the exit code and the reason."""
-    if isinstance(error, EXPECTED_ERRORS):
+    if isinstance(error, ExpectedError):
         log.error("%s", error)
-        return getattr(error, "exit_code", BAD_DATA), str(error)
+        return error.exit_code, str(error)
     if isinstance(error, RunIsOver):
         log.info("%s", error)
         if process.status:
@@ -206,8 +181,7 @@ def end_attempt(process: Process, code: int, reason: str) -> None:
         end_record(job, "crashed")
     if process.status and code and process.status.is_going_on:
         process.status.end(code, reason)
-    is_by_user = code == STOPPED and interrupt.asked not in (None, "SIGTERM")
-    report_exit(code, BY_USER if is_by_user else "", reason)
+    report_exit(code, reason)
     is_stuck = False
     if job:
         is_hurried = has_failed or interrupt.asked is not None
@@ -242,8 +216,6 @@ def say_stopped(job: Job) -> None:
     elif job.config.save_every == 0:
         kept = "without a checkpoint, because SAVE_EVERY=0."
     asked = job.interrupt.asked or "another rank"
-    if asked == "SIGINT":
-        asked = "Ctrl-C or make stop"
     job.recorder.say(
         f"stopped by {asked} after step {job.step}/{job.config.last_step} {kept}",
         f"\nStopped after step {job.step:,} {kept} (make reports this as Error 75.)",

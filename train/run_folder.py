@@ -1,19 +1,18 @@
 """A run's folder: opened for one trainer, its logs, and what an earlier attempt left in it."""
 
 import logging
-import shlex
 from typing import Any, TextIO
 
 from record import locks, status
 from record.durable import write_whole
 from record.locks import RunFolderError
 from record.run_paths import RunPaths, list_checkpoints
-from settings.config import DEFAULTS, Config
+from settings.config import Config
 from settings.declare import format_tokens
 from settings.resume import RunConfigError, read_run_config
 from train.console import Printable
 from train.data.tokenizer import Vocabulary
-from train.distributed.world import World, from_first, together, who_sees
+from train.distributed.world import World, from_first, launcher_pid, together, who_sees
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +25,7 @@ def open_run_folder(paths: RunPaths, world: World) -> tuple[TextIO | None, bool]
     lock = None
     with together(RunFolderError):
         if world.is_first:
-            lock = locks.hold_run(paths)
+            lock = locks.hold_run(paths, pid=launcher_pid())
     try:
         return lock, all(who_sees(paths.folder, world))
     except OSError as error:
@@ -51,68 +50,42 @@ def log_to_files(paths: RunPaths, world: World) -> None:
         logging.getLogger().addHandler(handler)
 
 
-def nothing_left(c: Config, paths: RunPaths, world: World, target: str = "train") -> bool:
+def is_finished(c: Config, paths: RunPaths, world: World, target: str = "train") -> bool:
     """Return whether this run has nothing left to do. If so, say how to continue.
 
     target: the make target of this training, train or finetune.
     """
-    lines: list[str] = []
-    if world.is_first:
-        lines = describe_end(c, paths, target)
-    lines = from_first(lines)
-    for line in lines:
-        log.info("%s", line)
-    return bool(lines)
+    end = from_first(describe_end(c, paths, target) if world.is_first else "")
+    if end:
+        log.info("%s", end)
+    return bool(end)
 
 
-def describe_end(c: Config, paths: RunPaths, target: str) -> list[str]:
-    """Say that the run is at its end, and what to do next. Returns no lines if it is not."""
+def describe_end(c: Config, paths: RunPaths, target: str) -> str:
+    """Say that the run is at its end, and what to do next; "" if it is not."""
     # If STATUS.json is torn, the checkpoints are verified before the run counts as done.
     state = status.read(paths.status)
-    saved = list_checkpoints(paths.checkpoints)
-    is_done = state.get("phase") == "done"
-    step = state.get("step", 0) if is_done else max(saved, default=0)
-    by_epochs = target == "finetune" and not c.max_steps
-    if is_done and step == c.last_step:
-        end = f"run {c.run_name} is done: {step} of {c.last_step} steps, in {paths.folder}"
-    elif step > c.last_step:
-        last = f"MAX_STEPS={c.last_step}"
-        if by_epochs:
-            last = f"EPOCHS={c.epochs} of DATA, {c.last_step} steps"
+    saved = max(list_checkpoints(paths.checkpoints), default=0)
+    step = saved
+    if status.is_done(state, c.last_step):
+        step = state["step"]
+    elif step <= c.last_step:
+        return ""
+    last, further = f"MAX_STEPS={c.last_step}", f"MAX_STEPS={2 * step}"
+    if target == "finetune" and not c.max_steps:
+        last, further = f"EPOCHS={c.epochs} of DATA, {c.last_step} steps", f"EPOCHS={2 * c.epochs}"
+    end = f"run {c.run_name} is done: {step} of {c.last_step} steps, in {paths.folder}"
+    if step > c.last_step:
         end = f"run {c.run_name} is already at step {step}, past {last}: nothing is left to do"
-    else:
-        return []
-    lines = [end]
-    name = f"RUN_NAME={c.run_name}"
-    again = "the same command with"  # MODEL, DATA and all else
-    recipe = ""
-    if target == "train":
-        again = "make train"
-        recipe = name_recipe(c)
     if target == "train" and c.min_learning_rate == 0 and step * c.batch_tokens >= c.train_tokens:
         tokens = format_tokens(2 * c.train_tokens)
-        lines += [
-            "The schedule has ended and the learning rate is 0, so more steps change nothing.",
-            f"    train longer:      {again} {name}-longer TRAIN_TOKENS={tokens}{recipe}",
-        ]
-    elif saved:
-        more = f"EPOCHS={2 * c.epochs}" if by_epochs else f"MAX_STEPS={2 * step}"
-        lines.append(f"    train it further:  {again} {name} {more}")
-    return [
-        *lines,
-        f"    train another:     {again} {name}-2 SEED={c.seed + 1}{recipe}",
-        f"    draw it again:     make plots {name}",
-    ]
-
-
-def name_recipe(c: Config) -> str:
-    """Return the settings with which another run trains with this preset on this text, as typed."""
-    recipe = ""
-    if c.preset != DEFAULTS["PRESET"]:
-        recipe += f" PRESET={c.preset}"
-    if c.data:
-        recipe += f" DATA={shlex.quote(c.data)}"
-    return recipe
+        return (
+            f"{end}\nThe learning rate is 0, so more steps change nothing. To train longer, set "
+            f"RUN_NAME={c.run_name}-longer TRAIN_TOKENS={tokens}."
+        )
+    if saved:
+        end += f"\nTo train it further, set {further}."
+    return end
 
 
 def stored_config(paths: RunPaths) -> dict[str, Any]:

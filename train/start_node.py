@@ -1,6 +1,6 @@
 """What a node of a run does from its start to its end: hold the job's lock, prepare data, train, plot.
 
-scripts/train.py starts it after its checks, in a terminal as in a pod. In a pod the GPU sampler and
+scripts/train.py calls it after its checks, in a terminal as in a pod. In a pod the GPU sampler and
 the pod agent run next to it.
 """
 
@@ -12,16 +12,16 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from record import locks
 from record.exit_codes import BAD_DATA, BAD_SETTING, DONE, INTERRUPTED, NODES_MISSING, STOPPED
 from record.locks import RunFolderError, RunIsHeld
-from record.run_paths import RunPaths
+from record.wait import wait
 from settings import ROOT
-from settings.checks import PRETRAINING
 from settings.config import DEFAULTS, Config
 from settings.declare import format_tokens
 from settings.resolve import show_path
@@ -29,10 +29,12 @@ from train import launcher
 from train.children import Children, complain, say
 from train.distributed import rendezvous
 from train.distributed.pod import in_pod
+from train.launcher import Launcher
 
 LOCK_TICK_S = 2.0
 SIDECARS_END_S = 3.0  # for the sampler and the agent to finish their files
-LAST_WORDS = (DONE, BAD_SETTING, BAD_DATA)  # after which no other pod takes this one's place
+FINAL_CODES = (DONE, BAD_SETTING, BAD_DATA)  # after which no other pod takes this one's place
+STOPPED_EARLY = "\nStopped before a checkpoint was saved. Run the same command to continue."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,39 +50,37 @@ PRETRAIN = Workload("train", ("train.data.prepare",), "train.main")
 FINETUNE = Workload("finetune", ("finetune.prepare_data", "before-training"), "finetune.main")
 
 
-@dataclasses.dataclass
-class Node:
-    """A node at work. `sidecars` are the processes that run next to training."""
+class Node(Launcher):
+    """A node at work: what it does before and after its launcher.
 
-    config: Config
-    workload: Workload
-    children: Children
-    paths: RunPaths
-    sidecars: list[subprocess.Popen[bytes]] = dataclasses.field(default_factory=list)
+    Attributes:
+        sidecars: the processes that run next to training.
+    """
 
-    def run(self, lock: int | None) -> int:
-        """Do everything, or start a process that does it if DETACH=1. Returns the exit code.
+    def __init__(self, config: Config, children: Children, workload: Workload = PRETRAIN):
+        super().__init__(config, children, workload.train)
+        self.workload = workload
+        self.sidecars: list[subprocess.Popen[bytes]] = []
 
-        Args:
-            lock: the descriptor of the job's lock, if the process that started this one holds it.
-        """
+    def run(self) -> int:
+        """Do everything, in a process in the background if DETACH=1. Returns the exit code."""
         try:
-            job = self.hold_job(lock)
-        except RunIsHeld:
+            job = self.hold_job()
+        except RunFolderError as error:
+            complain(str(error))
+            return BAD_DATA
+        if job is None:
             if self.children.stop_requested:
                 return INTERRUPTED
             complain(self.describe_holder())
             return NODES_MISSING if in_pod() else BAD_DATA
-        except RunFolderError as error:
-            complain(str(error))
-            return BAD_DATA
         with job:
-            if self.config.detach and lock is None:
-                self.detach(job)
+            if self.config.detach and not self.detach():
                 return DONE
             if in_pod():
                 self.start_sampler()
-                self.start_agent()
+                # It reports on this machine in the pod's log.
+                self.start_sidecar("monitor.pod_agent")
             code = self.work(job)
             if code != DONE:
                 self.remove_empty_folder()
@@ -88,21 +88,20 @@ class Node:
 
     def work(self, job: TextIO) -> int:
         """Prepare data, train, and on the first node draw the plots."""
-        self.show_stage(job, "preparing data")
+        show_stage(job, "preparing data")
         code = self.prepare_data()
         if code != DONE:
             return code
         stage = ""  # the trainer tells
-        if self.config.site_nodes > 1:
-            rank = self.config.rank_in_site
-            stage = f"training as node {rank} of {self.config.site_nodes}"
-        self.show_stage(job, stage)
-        code = launcher.launch(self.config, self.children, self.workload.train)
+        if self.has_peers:
+            stage = f"training as node {self.config.rank_in_site} of {self.config.site_nodes}"
+        show_stage(job, stage)
+        code = self.launch()
         if code == INTERRUPTED:
-            self.report_stop()
+            say(STOPPED_EARLY)
         if code != DONE or self.config.rank_in_site:
             return code
-        self.show_stage(job, "drawing plots")
+        show_stage(job, "drawing plots")
         command = [launcher.PYTHON, "-m", "analysis.plots", str(self.paths.folder)]
         code = self.children.run(command, os.environ, quiet=sys.stdout.isatty())
         if code != DONE and in_pod():  # no reason for another pod
@@ -110,6 +109,20 @@ class Node:
             return DONE
         if code == DONE and not in_pod():
             say(self.describe_next_steps())
+        return code
+
+    def prepare_data(self) -> int:
+        """Prepare what is missing. If that fails, tell the other nodes, which would wait."""
+        command = [launcher.PYTHON, "-m", *self.workload.prepare]
+        with tempfile.TemporaryDirectory(prefix="prepare.", ignore_cleanup_errors=True) as folder:
+            code, _, reason = self.run_reporting(command, os.environ, Path(folder))
+        if code == DONE:
+            return DONE
+        if self.children.stop_requested:
+            say(STOPPED_EARLY)
+            return STOPPED
+        if self.has_peers and not in_pod():  # pods end with their Job
+            rendezvous.announce_end(self.config, code, reason)
         return code
 
     def describe_next_steps(self) -> str:
@@ -130,10 +143,6 @@ class Node:
             tokens = format_tokens(2 * config.train_tokens)
             lines.append(f"    make train RUN_NAME=longer TRAIN_TOKENS={tokens}")
         return "\n".join(lines)
-
-    def report_stop(self) -> None:
-        """Print the last words of a job that was stopped before anything could be saved."""
-        say("\nStopped before a checkpoint was saved. Run the same command to continue.")
 
     def remove_empty_folder(self) -> None:
         """Leave nothing of a run that was refused or stopped at once: its folder holds this lock alone."""
@@ -160,76 +169,58 @@ class Node:
             f"make attach {named} or make stop {named}, or choose another RUN_NAME."
         )
 
-    def hold_job(self, descriptor: int | None) -> TextIO:
+    def hold_job(self) -> TextIO | None:
         """Take the job's lock, which shows this node to `make status` and `make stop`.
 
         What this process starts does not hold the lock, and may outlive it. A pod waits for it: a
         machine that is gone may keep its locks on a shared disk for minutes.
 
-        Args:
-            descriptor: of the lock, if the process that started this one holds it.
+        Returns:
+            None if this node works on the run already.
 
         Raises:
             RunFolderError: the folder cannot be written.
-            RunIsHeld: this node works on the run already.
         """
-        if descriptor is not None:
-            return os.fdopen(descriptor, "r+")
-        patience_s = self.config.start_timeout_s if in_pod() else 0
-        deadline = time.monotonic() + patience_s
-        is_waiting = False
-        while True:
+
+        def look() -> TextIO | None:
             try:
                 return locks.hold(self.paths.job, "works on this run")
             except RunIsHeld:
-                if time.monotonic() >= deadline or self.children.stop_requested:
-                    raise
-            if not is_waiting:
-                holder = self.describe_holder()
-                say(f"{holder} Waiting up to {patience_s} s: a lost machine keeps its lock.")
-                is_waiting = True
-            self.children.pause(LOCK_TICK_S)
+                return None
 
-    def show_stage(self, job: TextIO, stage: str) -> None:
-        """Tell `make status` what happens while no trainer speaks for itself."""
-        with contextlib.suppress(OSError):  # what needs the space reports a full disk better
-            locks.write_holder(job, stage)
+        patience_s = self.config.start_timeout_s if in_pod() else 0
+        return wait(
+            look,
+            patience_s,
+            LOCK_TICK_S,
+            lambda: self.children.stop_requested,
+            lambda: say(
+                f"{self.describe_holder()} Waiting up to {patience_s} s: a lost machine keeps its lock."
+            ),
+        )
 
-    def detach(self, job: TextIO) -> None:
-        """Start this job again in a session of its own, which keeps the lock."""
-        words = [str(job.fileno()), self.workload.name]
-        with open(self.paths.console_log, "ab") as console:
-            subprocess.Popen(
-                [launcher.PYTHON, "-m", "train.start_node", *words],
-                cwd=ROOT,
-                env=os.environ | {"DETACH": "0"},
-                stdin=subprocess.DEVNULL,
-                stdout=console,
-                stderr=subprocess.STDOUT,
-                pass_fds=[job.fileno()],
-                start_new_session=True,
-                preexec_fn=ignore_hangup,
-            )
-        name = self.config.run_name
-        say(f"training in the background: make status, make attach, make stop (RUN_NAME={name})")
+    def detach(self) -> bool:
+        """Go on in a process of a session of its own, which keeps the lock.
 
-    # ---- Data
-
-    def prepare_data(self) -> int:
-        """Prepare what is missing. If that fails, tell the other nodes, which would wait."""
-        with tempfile.TemporaryDirectory(prefix="prepare.", ignore_cleanup_errors=True) as folder:
-            report_file = Path(folder, "exit-code")
-            environment = os.environ | {"EXIT_CODE_FILE": str(report_file)}
-            code = self.children.run([launcher.PYTHON, "-m", *self.workload.prepare], environment)
-            _, reason = launcher.read_report(report_file)
-        if code == DONE:
-            return DONE
-        if self.children.stop_requested:
-            self.report_stop()
-            return STOPPED
-        if self.config.site_nodes > 1 and not in_pod():  # pods end with their Job
-            rendezvous.over(self.config, code, reason)
-        return code
+        Returns:
+            Whether this is that process.
+        """
+        assert threading.active_count() == 1  # a fork takes no other along
+        ignore_hangup()  # before the terminal can be gone
+        sys.stdout.flush()
+        with open(self.paths.console_log, "ab") as console, open(os.devnull) as nothing:
+            if os.fork():
+                name = self.config.run_name
+                say(
+                    "training in the background: make status, make attach, make stop "
+                    f"(RUN_NAME={name})"
+                )
+                return False
+            os.setsid()
+            os.environ["DETACH"] = "0"
+            for number, file in enumerate((nothing, console, console)):
+                os.dup2(file.fileno(), number)
+        return True
 
     # ---- What runs next to training
 
@@ -238,29 +229,26 @@ class Node:
         log = self.paths.gpu_log
         try:
             log.parent.mkdir(parents=True, exist_ok=True)
-            file = open(log, "ab")  # noqa: SIM115 (closed below)
+            with open(log, "ab") as file:
+                sampler = self.start_sidecar(
+                    "monitor.gpu_sampler",
+                    "--follow",
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    preexec_fn=ignore_hangup,
+                )
         except OSError:  # training complains about such a folder
             return
-        with file:
-            sampler = subprocess.Popen(
-                [launcher.PYTHON, "-m", "monitor.gpu_sampler", "--follow"],
-                cwd=ROOT,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=ignore_hangup,
-            )
-        self.sidecars.append(sampler)
         say(
             f"GPU sampler: process {sampler.pid}, writes {self.paths.folder}/gpu_metrics_*.csv "
             f"and logs to {log}"
         )
 
-    def start_agent(self) -> None:
-        """Start what reports on this machine in the pod's log."""
-        command = [launcher.PYTHON, "-m", "monitor.pod_agent"]
-        self.sidecars.append(subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL))
+    def start_sidecar(self, *words: str, **popen: Any) -> "subprocess.Popen[bytes]":
+        command = [launcher.PYTHON, "-m", *words]
+        self.sidecars.append(subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, **popen))
+        return self.sidecars[-1]
 
     def leave(self, code: int) -> None:
         """In a pod, end the sidecars, and write how a site ended for the lighthouse's pod."""
@@ -272,24 +260,16 @@ class Node:
         for process in self.sidecars:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
-        if self.config.sync == "diloco" and code in LAST_WORDS:
+        if self.config.sync == "diloco" and code in FINAL_CODES:
             with contextlib.suppress(OSError):
                 self.paths.last_word.write_text(f"{code}\n")
 
 
+def show_stage(job: TextIO, stage: str) -> None:
+    """Tell `make status` what happens while no trainer speaks for itself."""
+    with contextlib.suppress(OSError):  # what needs the space reports a full disk better
+        locks.write_holder(job, stage)
+
+
 def ignore_hangup() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-
-
-def main(words: list[str]) -> int:
-    """Continue with the job whose lock is open, detached from the terminal."""
-    lock, name = words
-    workload = FINETUNE if name == FINETUNE.name else PRETRAIN
-    children = Children()
-    # The process that started this one has checked the settings.
-    config = Config.load(without=PRETRAINING)
-    return Node(config, workload, children, RunPaths.of_node(config, ROOT)).run(int(lock))
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

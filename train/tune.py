@@ -6,7 +6,6 @@ What the user has set stays.
 """
 
 import contextlib
-import logging
 import os
 import shutil
 import subprocess
@@ -16,12 +15,10 @@ from pathlib import Path
 
 from record.run_paths import RunPaths
 from settings.visible_gpus import visible_gpus
-from train.console import LOG_ONLY
 
 MMAP_THRESHOLD = 2**30  # bytes
 TRIM_THRESHOLD = 2**32
 SPIN_COUNT = "10000"  # tens of microseconds
-CHOICES = "LAUNCH_CHOICES"  # variable that tells a trainer what was chosen for it
 FLIGHT_RECORDER_SIZE = "2000"  # operations
 
 
@@ -73,13 +70,7 @@ def tune(environment: dict[str, str], processes: int, gpus: int) -> str:
             chosen.append(f"MKL_CBWR={environment['MKL_CBWR']}")
         if sys.platform == "linux":
             keep_large_blocks(environment)
-    return f"launch: {' '.join(chosen)}"
-
-
-def log_choices() -> None:
-    """Log what was chosen for this process, if a launcher started it."""
-    if choices := os.environ.get(CHOICES):
-        logging.getLogger(__name__).info("%s", choices, extra=LOG_ONLY)
+    return " ".join(chosen)
 
 
 def keep_large_blocks(environment: dict[str, str]) -> None:
@@ -129,7 +120,7 @@ def main(words: list[str]) -> None:
         words = words[1:]
     else:
         gpus = count_gpus(environment)
-    print(tune(environment, int(words[0]), gpus), flush=True)
+    print(f"launch: {tune(environment, int(words[0]), gpus)}", flush=True)
     os.execve(sys.executable, [sys.executable, "-m", *words[1:]], environment)
 
 

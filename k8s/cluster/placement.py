@@ -12,8 +12,9 @@ from k8s.cluster.kubectl import BAD_ENVIRONMENT, kubectl, refusal, short, succee
 from k8s.cluster.nodes import Node, room
 from k8s.cluster.preflight import site_of
 from k8s.cluster.target import when
+from plan.network import wan
+from plan.number_formats import size
 from settings.config import Config
-from train.distributed import wan
 
 LOOK_S = 2.0  # between two looks at the pods
 SETTLE_S = 8.0  # after all have a node, for containers that cannot be started to say so
@@ -222,7 +223,7 @@ def across_sites(
         )
     sent = 2 * (len(found) - 1) / len(found) * wan.gradient_bytes(c)
     said = (
-        f"the pods are at {len(found)} sites ({', '.join(found)}), and SYNC=ddp sends {wan.amount(sent)} of "
+        f"the pods are at {len(found)} sites ({', '.join(found)}), and SYNC=ddp sends {size(sent)} of "
         "gradients out of each site in every step. "
     )
     if step_s is None:

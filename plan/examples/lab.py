@@ -11,9 +11,9 @@ from plan.fleet import Fleet, fleet_of
 from plan.hours import pace_of
 from plan.network import evidence, traffic
 from plan.network.traffic import Sync
+from plan.network.wan import gradient_bytes
 from plan.speed import speed
 from settings.config import Config
-from train.distributed.wan import gradient_bytes
 
 
 def configured(**settings: str) -> Config:

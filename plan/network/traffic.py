@@ -5,7 +5,7 @@
     sites                  WAN_GBIT, WAN_RTT_MS
 
 A collective goes level by level: a node adds up its own first, then a site, and one copy of the sum crosses the WAN. At
-each level it is a ring of n members (train/distributed/wan.py): an all-reduce of B bytes is 2 (n - 1) hops of B / n, a gather or a
+each level it is a ring of n members (wan.py): an all-reduce of B bytes is 2 (n - 1) hops of B / n, a gather or a
 reduce-scatter half of that. A flat ring over all P processes, as NCCL may choose, sends 2 (P - 1) / P of B out of each
 site instead: a sixth more with 8 processes at 4 sites, up to twice as much at 2. Rates are of payload, as iperf3 tells
 them: packets of 1,500 bytes carry 1,448 of 1,538 on the wire, so that a link sold as 1 Gbit/s gives 0.94. Round trips
@@ -32,10 +32,10 @@ from plan.network.outer import (
     stall_s,
     streaming_of,
 )
+from plan.network.wan import gradient_bytes, sync_s
 from plan.number_formats import seconds, size
 from settings.checks import count_shard_ranks
 from settings.config import Config
-from train.distributed.wan import gradient_bytes, sync_s
 
 BACKWARD = 2 / 3  # of a step's computing: twice the forward pass
 BUCKET_BYTES, FIRST_BUCKET_BYTES = 25 * 2**20, 2**20  # of DistributedDataParallel, as it comes

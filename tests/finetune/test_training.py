@@ -120,7 +120,7 @@ def test_trained_and_gone_on_with_to_the_bit(
     assert scores[0]["scored_tokens"] == scores[12]["scored_tokens"] > 100
     said = finetune(env)
     assert "is done: 12 of 12 steps" in said and len(losses(tmp_path / "whole")) == 12
-    assert "train it further:  the same command with RUN_NAME=run EPOCHS=2" in said
+    assert "To train it further, set EPOCHS=2" in said
     facts = json.loads((tmp_path / "whole" / "run" / "config.json").read_text())
     assert facts["attempts"][0]["skipped"] == (
         ["model.layers.2 (2 tensors)"] if kind == "glm4_moe" else []

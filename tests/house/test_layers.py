@@ -31,7 +31,7 @@ READS_ENVIRONMENT = {
     "settings/visible_gpus.py",
     "record/trackers/trackio_tracker.py",
     "record/trackers/wandb_env.py",
-    "train/distributed/wan.py",  # POD_NETWORK, which is no setting
+    "train/distributed/transport.py",  # POD_NETWORK, which is no setting
     "train/distributed/world.py",
     "train/diloco/__init__.py",
 }
@@ -60,14 +60,12 @@ STANDARD_LIBRARY_ONLY = (
     "train.data.manifest",
     "train.diloco.result",
     "train.diloco.site_registry",
-    "train.distributed.nccl_log",
     "train.distributed.pod",
     "train.distributed.registry",
     "train.distributed.rendezvous",
     "train.distributed.run_secret",
     "train.distributed.signed_http",
     "train.distributed.signals",
-    "train.distributed.wan",
     "train.faults.guard",
     "train.faults.stuck_python",
     "train.faults.watchdog",

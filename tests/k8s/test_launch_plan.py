@@ -206,7 +206,7 @@ def test_the_site_where_most_pods_are_is_proposed(config: Config) -> None:
     nodes = [node("a", "ksu"), node("b", "ucsd"), node("c", "ucsd")]
     said = placement.across_sites(placed("a", "b", "c", "b"), nodes, config, 3.5)
     assert "`make restart SITE=ucsd`" in said and "2 sites (ksu, ucsd)" in said
-    assert "5.3 GB of gradients out of each site" in said  # 2 (S - 1) / S of 5.345 GB, S = 2
+    assert "5.34 GB of gradients out of each site" in said  # 2 (S - 1) / S of 5.345 GB, S = 2
 
 
 def test_where_no_site_has_room_another_shape_is_proposed(config: Config) -> None:

@@ -27,11 +27,11 @@ from plan.network.traffic import (
     split_over,
     syncs,
 )
+from plan.network.wan import sync_efficiency
 from settings import SettingsError
 from settings.checks import count_shard_ranks
 from settings.config import Config
 from train.distributed.parallel import Sharding, grad_sync
-from train.distributed.wan import sync_efficiency
 from train.distributed.world import World
 from train.model.model import Transformer, build
 

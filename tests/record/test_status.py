@@ -356,13 +356,13 @@ def test_stop_asks_the_process_and_waits_until_it_is_gone(paths: RunPaths, proce
     """A trainer holds the lock before its first status: the pid in STATUS.json may be anyone's by now."""
     write_status(paths, pid=os.getpid(), phase="crashed")
     assert status.stop(paths) == "run a-run is not running here"
-    process = start_holder(processes, paths.lock, signal.SIGINT)
+    process = start_holder(processes, paths.lock, signal.SIGTERM)
     assert status.stop(paths, patience_s=20).startswith("a-run")
-    assert process.wait(120) == -signal.SIGINT
+    assert process.wait(120) == -signal.SIGTERM
 
 
 def test_stop_tells_of_a_process_that_does_not_stop(paths: RunPaths, processes: list) -> None:
-    process = start_holder(processes, paths.lock, signal.SIGINT, answer="ignore")
+    process = start_holder(processes, paths.lock, signal.SIGTERM, answer="ignore")
     words = f"has not stopped.*pid {process.pid}.*{paths.train_log}"
     with pytest.raises(status.StopError, match=words):
         status.stop(paths, patience_s=0.2)
@@ -413,29 +413,10 @@ def test_stop_may_come_just_as_the_process_ends(
         assert status.stop(paths).startswith("a-run")
 
 
-def test_stop_asks_a_trainer_that_was_started_again_meanwhile(
-    paths: RunPaths, processes: list, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = start_holder(processes, paths.lock, signal.SIGINT)
-    end = os.kill
-
-    def crash(pid: int, number: int) -> None:  # it fails just then, and the launcher starts another
-        end(pid, number)
-        if pid == first.pid:
-            first.wait(120)
-            start_holder(processes, paths.lock, signal.SIGINT)
-
-    monkeypatch.setattr(os, "kill", crash)
-    status.stop(paths, patience_s=20)
-    second = processes[-1]
-    assert second is not first
-    assert second.wait(120) == -signal.SIGINT
-
-
 def test_a_node_that_is_not_the_first_asks_its_own_job(paths: RunPaths, processes: list) -> None:
     """On a shared disk it sees the lock of the first, whose process is on another machine."""
     own = RunPaths(paths.folder, 1)
-    first = start_holder(processes, paths.lock, signal.SIGINT)
+    first = start_holder(processes, paths.lock, signal.SIGTERM)
     job = start_holder(processes, own.job, signal.SIGTERM, "training as node 1 of 2")
     write_status(paths, host="elsewhere")
     assert describe(own).startswith("training as node 1 of 2 step 7/20")

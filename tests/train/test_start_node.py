@@ -1,7 +1,4 @@
-"""train/start_node.py and scripts/train.py: the stages of a node, its lock, and what runs next to it.
-
-A stub stands for the Python of the processes that they start.
-"""
+"""train/start_node.py and scripts/train.py: the stages of a node, its lock, and what runs next to it."""
 
 import dataclasses
 import fcntl
@@ -10,42 +7,168 @@ import re
 import signal
 import subprocess
 import sys
-from typing import Any, cast
+import threading
+from typing import Any
 
 import pytest
 
-from hardware.ports import free_ports
-from record.run_paths import RunPaths
+from record import locks
 from settings.config import Config
 from tests.constants import constants
 from tests.running import ROOT, wait_for
-from train import launcher
+from train import launcher, start_node
 from train.children import Children
 from train.distributed import rendezvous
-from train.start_node import PRETRAIN, Node
+from train.distributed.registry import Verdict
+from train.start_node import FINETUNE, PRETRAIN, Node
+
+# ---- In this process
+
+
+class Stages(Children):
+    """Notes what a node starts and what its lock says meanwhile. What `fails` names ends with 78."""
+
+    def __init__(self, fails=""):
+        self.fails = fails
+        self.stop_requested = False
+        self.started: list[str] = []
+        self.locks: list[str] = []
+
+    def run(self, command, environment, quiet=False):
+        module = command[-1] if "torch.distributed.run" in command else command[2]
+        self.started.append(module)
+        self.locks.append(locks.read_holder(self.job).partition(": ")[2])
+        if module != self.fails:
+            return 0
+        if path := environment.get("EXIT_CODE_FILE"):
+            with open(path, "w") as report:
+                report.write("78\nDATA=x: there is\nno such file\n")
+        return 78
+
+
+@pytest.fixture
+def words(monkeypatch):
+    """What other nodes are told at the end. They are there at each roll call."""
+    words: list[tuple[int, str]] = []
+    monkeypatch.setattr(rendezvous, "announce_end", lambda config, *word: words.append(word))
+    monkeypatch.setattr(rendezvous, "meet", lambda *_: None)
+    return words
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Run a node of a run that is called x. Returns its exit code."""
+    monkeypatch.setattr(launcher, "PYTHON", "true")  # the sidecars of a pod
+    monkeypatch.setattr(start_node, "LOCK_TICK_S", 0.05)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / "x").mkdir()
+
+    def run(stages, workload=PRETRAIN, pod=False, **settings):
+        monkeypatch.setenv("K8S_NODE", "machine" * pod)
+        config = Config(runs_dir=str(tmp_path), run_name="x", device="cpu", max_restarts=0)
+        node = Node(dataclasses.replace(config, **settings), stages, workload)
+        stages.job = node.paths.job
+        code = node.run()
+        node.leave(code)
+        assert {path.name for path in tmp_path.iterdir()} <= {"x"}
+        return code
+
+    return run
+
+
+PREPARE, TRAIN, PLOTS = STAGES = ["train.data.prepare", "train.main", "analysis.plots"]
+FIRST, SECOND = {"nodes": 2}, {"nodes": 2, "node_rank": 1}
+WHY = "DATA=x: there is\nno such file"
+
+
+@pytest.mark.parametrize(
+    ("settings", "fails", "code", "started", "told"),
+    [
+        ({}, "", 0, STAGES, []),
+        ({"workload": FINETUNE}, "", 0, ["finetune.prepare_data", "finetune.main", PLOTS], []),
+        ({}, PREPARE, 78, [PREPARE], []),
+        ({}, TRAIN, 78, [PREPARE, TRAIN], []),
+        ({}, PLOTS, 78, STAGES, []),
+        # Plots alone are no reason for another pod.
+        ({"pod": True}, PLOTS, 0, STAGES, []),
+        # Only the first node draws. The others would wait for one without data; pods end with their Job.
+        (FIRST, "", 0, STAGES, []),
+        (SECOND, "", 0, [PREPARE, TRAIN], []),
+        (SECOND, PREPARE, 78, [PREPARE], [(78, WHY)]),
+        (SECOND | {"pod": True}, PREPARE, 78, [PREPARE], []),
+    ],
+)
+def test_a_node_prepares_trains_and_draws(
+    run, words, tmp_path, settings, fails, code, started, told
+):
+    stages = Stages(fails)
+    assert run(stages, **settings) == code
+    assert stages.started == started and words == told
+    training = f"training as node {settings.get('node_rank', 0)} of 2" * ("nodes" in settings)
+    assert stages.locks == ["preparing data", training, "drawing plots"][: len(started)]
+    assert (tmp_path / "x").exists() == (code == 0 or settings.get("pod", False))
+
+
+def test_a_stop_before_training_is_said(run, capfd):
+    stages = Stages(PREPARE)
+    stages.stop_requested = True
+    assert run(stages) == 75
+    assert "Stopped before a checkpoint was saved. Run the same command" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(("pod", "held_s", "code"), [(0, 9, 78), (1, 1.5, 0), (1, 9, 69)])
+def test_a_pod_waits_for_a_run_that_a_lost_machine_still_holds(
+    run, tmp_path, capfd, pod, held_s, code
+):
+    """As a shared disk has it for some minutes. By hand it is refused at once."""
+    with open(tmp_path / "x" / ".job", "w") as lock:
+        lock.write("pid 1 on a-pod: training\n")
+        lock.flush()
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        timer = threading.Timer(held_s, lock.close)
+        timer.start()
+        assert run(Stages(), pod=bool(pod), start_timeout_s=20 if code == 0 else 2) == code
+        timer.cancel()
+    out, err = capfd.readouterr()
+    assert out.count(" s: a lost machine keeps its lock") == pod
+    assert ("run x is running already (pid 1 on a-pod: training)" in err) == bool(code)
+
+
+@pytest.mark.parametrize(
+    ("settings", "prompt", "longer"),
+    [
+        ({"preset": "tiny", "run_name": "tiny", "train_tokens": 4_000_000}, "def main(", "8M"),
+        ({"preset": "tiny", "run_name": "longer"}, "def main(", ""),
+        ({"preset": "tiny", "data": "novel.txt"}, "Once", ""),
+        ({"preset": "gpt2-124m"}, "Once", ""),
+    ],
+)
+def test_the_next_prompt_is_of_the_kind_of_text_that_was_trained_on(settings, prompt, longer):
+    lines = Node(dataclasses.replace(Config(), **settings), Stages()).describe_next_steps()
+    assert f'PROMPT="{prompt}"' in lines
+    _, _, tokens = lines.partition("    make train RUN_NAME=longer TRAIN_TOKENS=")
+    assert tokens == longer
+
+
+@pytest.mark.parametrize(("code", "is_last"), [(0, True), (64, True), (78, True), (75, False)])
+def test_a_pod_of_a_site_notes_an_end_after_which_no_other_takes_its_place(
+    run, tmp_path, words, monkeypatch, code, is_last
+):
+    monkeypatch.setattr(rendezvous, "meet", lambda *_: Verdict(code))
+    run(Stages(), pod=True, sync="diloco", nodes=2, sites=1)
+    assert bool(list(tmp_path.glob("**/.over"))) == is_last
+
+
+# ---- As a program
 
 STUB = """#!/usr/bin/env bash
-# The detached start is real. What else it runs it prints, with the session.
-[[ $2 != train.start_node ]] || exec {python} "$@"
+# What is started it prints, with the session.
 session=$(cut -d ' ' -f 6 /proc/$$/stat)
 echo "session=$session PRESET=${PRESET-} NPROC=${NPROC-} run: $*"
-[[ $2 != train.main ]] || echo "lock: $(<"$RUNS_DIR/${RUN_NAME:-$PRESET}/.job")"
 [[ $2 != train.data.prepare || -z ${PAUSE-} ]] || sleep "$PAUSE"
 for _ in {1..600}; do [[ -n ${GATE-} && -e $GATE ]] || break; sleep 0.1; done
-if [[ $2 == "${FAILS-}" ]]; then
-  [[ -z ${EXIT_CODE_FILE-} ]] || printf '78\\nDATA=x: there is\\nno such file\\n' >"$EXIT_CODE_FILE"
-  exit "${CODE-78}"
-fi
 """
-NODES = {
-    "NODES": "2",
-    "NODE_RANK": "1",
-    "MASTER_ADDR": f"127.0.0.1:{free_ports(2)}",
-    "START_TIMEOUT_S": "60",
-}
-PLOTS = "run: -m analysis.plots"
-
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads sessions in /proc")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="reads sessions in /proc")
 
 
 def executable(path, text):
@@ -58,7 +181,7 @@ def env(tmp_path):
     """A user with few settings and no GPU; the trainer and all else is a stub."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "empty.env").touch()
-    executable(tmp_path / "stub", STUB.replace("{python}", sys.executable))
+    executable(tmp_path / "stub", STUB)
     return {
         "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
         "TMPDIR": str(tmp_path),
@@ -87,102 +210,51 @@ def train(env: dict[str, str], *words: str, **settings: str) -> tuple[int, str]:
     return process.returncode, out
 
 
-def stages(out):
-    started = [line.rstrip() for line in re.findall(r"run: (.+)", out)]
-    # The plots are those of the run's own folder.
-    return [re.sub(r"(?<=-m analysis\.plots) /\S+/runs/x$", "", line) for line in started]
-
-
-# ---- Stages
-
-
 @pytest.mark.fault(22)
-def test_a_recipe_for_gpus_stops_at_once_where_there_are_none(env, tmp_path):
-    code, out = train(env, DEVICE="cuda")
-    assert code == 64 and "No GPU found" in out and "run:" not in out
-    gpus(tmp_path, 1)
-    code, out = train(env, DEVICE="cuda", ALLOW_FAIL="gpus,driver")
-    assert code == 0 and "\nNext:\n" in out  # without a terminal too
-    assert re.search(r"lock: pid \d+ on \S+\n", out)  # the trainer tells what it does
-    assert stages(out) == ["-m train.data.prepare", "-m train.main", "-m analysis.plots"]
-
-
-def test_a_failing_stage_ends_the_job_with_its_code_and_leaves_no_folder(env, tmp_path):
-    code, out = train(env, FAILS="train.data.prepare")
-    assert code == 78 and len(stages(out)) == 1 and not (tmp_path / "runs" / "x").exists()
-
-
 @pytest.mark.parametrize(
-    ("settings", "told"),
-    [({"nodes": 2}, True), ({"nodes": 2, "k8s_node": "machine"}, False), ({}, False)],
+    ("words", "settings", "code", "message"),
+    [
+        ([], {"DEVICE": "cuda"}, 64, "No GPU found"),
+        (["node"], {}, 64, "NODES=1: train-node starts one node of several. Set NODES"),
+        ([], {"RUNS_DIR": "empty.env", "ALLOW_FAIL": "disk"}, 78, "cannot be written (Not a dir"),
+    ],
 )
-def test_a_node_that_cannot_prepare_its_data_tells_the_others_why(
-    env, tmp_path, monkeypatch, settings, told
+def test_what_cannot_be_is_refused_before_anything_starts(
+    env, tmp_path, words, settings, code, message
 ):
-    """They would wait for it as long as they may. Pods end with their Job."""
-    words: list[tuple[int, str]] = []
-    monkeypatch.setattr(rendezvous, "over", lambda config, *word: words.append(word))
-    monkeypatch.setattr(launcher, "PYTHON", str(tmp_path / "stub"))
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setenv("FAILS", "train.data.prepare")
-    monkeypatch.setenv("K8S_NODE", settings.pop("k8s_node", ""))
-    config = dataclasses.replace(Config(), **settings)
-    monkeypatch.setattr(Children, "__init__", lambda children: None)
-    children = Children()
-    children.stop_requested = False
-    assert Node(config, PRETRAIN, children, RunPaths(tmp_path)).prepare_data() == 78
-    assert words == [(78, "DATA=x: there is\nno such file")] * told
-    assert not list(tmp_path.glob("prepare.*"))
+    if "RUNS_DIR" in settings:
+        settings = settings | {"RUNS_DIR": str(tmp_path / settings["RUNS_DIR"])}
+    got, out = train(env, *words, **settings)
+    assert got == code and message in out and "run:" not in out
 
 
-@pytest.mark.parametrize(("pod", "code"), [({}, 78), ({"K8S_NODE": "machine"}, 0)])
-def test_plots_alone_are_no_reason_for_another_pod(env, pod, code):
-    got, out = train(env, FAILS="analysis.plots", **pod)
-    assert got == code and ("plots failed with code 78" in out) == (code == 0)
-
-
-def test_fine_tuning_has_its_own_modules_and_preset(env):
+def test_fine_tuning_has_its_own_preset(env):
     settings = {"MODEL": "models/x", "DATA": "chats.jsonl", "ALLOW_FAIL": "memory"}
     _, out = train(env, "finetune", **settings)
-    assert stages(out) == [
-        "-m finetune.prepare_data before-training",
-        "-m finetune.main",
-        "-m analysis.plots",
-    ]
-    assert "PRESET=finetune " in out
+    assert "PRESET=finetune " in out and "run: -m finetune.main" in out
 
 
-def test_a_node_of_a_run_on_one_machine_is_refused(env):
-    code, out = train(env, "node")
-    assert code == 64 and "NODES=1: train-node starts one node of several. Set NODES" in out
-
-
-# ---- The lock
-
-
+@linux
 @pytest.mark.fault(32)
-def test_a_second_start_is_refused_and_leaves_the_log_alone(env, tmp_path):
+def test_a_detached_run_outlives_its_shell_and_refuses_a_second_start(env, tmp_path):
     gate = tmp_path / "gate"
     gate.touch()
-    code, out = train(env, DETACH="1", GATE=str(gate))
-    assert code == 0 and "in the background" in out and "run:" not in out
+    command = f"'{sys.executable}' -m scripts.train; kill -HUP $$"
+    environment = env | {"DETACH": "1", "GATE": str(gate)}
+    shell = subprocess.run(
+        ["bash", "-c", command], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert shell.returncode == -signal.SIGHUP and "in the background" in shell.stdout
+    assert "run:" not in shell.stdout
     for detach in "01":
         code, out = train(env, DETACH=detach)
         assert code == 78 and re.search(r"run x is running already \((pid |it has just)", out)
         assert "plan:" not in out  # it was not even looked at
     gate.unlink()
     console = tmp_path / "runs" / "x" / "console.log"
-    wait_for(console, PLOTS, seconds=60)
+    wait_for(console, "run: -m analysis.plots", seconds=60)
     log = console.read_text()
     assert log.count("run: -m train.data.prepare") == 1 and "\0" not in log
-
-
-def test_a_detached_run_outlives_the_shell_that_started_it(env, tmp_path):
-    command = f"'{sys.executable}' -m scripts.train; kill -HUP $$"
-    environment = env | NODES | {"DETACH": "1", "PAUSE": "1", "START_TIMEOUT_S": "10"}
-    shell = subprocess.run(["bash", "-c", command], cwd=ROOT, env=environment, check=False)
-    assert shell.returncode == -signal.SIGHUP
-    wait_for(tmp_path / "runs" / "x" / "console_node_1.log", "not reached in 10 s", seconds=60)
 
 
 def test_a_job_that_prepares_data_is_known_to_status_and_stopped_by_stop(env, tmp_path):
@@ -201,66 +273,12 @@ def test_a_job_that_prepares_data_is_known_to_status_and_stopped_by_stop(env, tm
     assert show("runs")[:2] == ["no", "runs"]
 
 
-def test_each_node_has_its_own_job_and_only_the_first_draws(env, tmp_path):
-    """They may share RUNS_DIR."""
-    gate = tmp_path / "gate"
-    gate.touch()
-    first = start(
-        env | NODES | {"NODE_RANK": "0", "GATE": str(gate)}, "node", stdout=subprocess.PIPE
-    )
-    wait_for(tmp_path / "runs" / "x" / ".job", "preparing data", seconds=20)
-    second = start(env | NODES, "node", stdout=subprocess.PIPE)
-    wait_for(tmp_path / "runs" / "x" / ".job_node_1", ": training as node 1 of 2", seconds=20)
-    gate.unlink()
-    assert PLOTS in first.communicate(timeout=120)[0]
-    out, _ = second.communicate(timeout=120)
-    assert second.returncode == 0 and "train.main" in out and "analysis.plots" not in out
-
-
-def test_a_pod_waits_for_a_run_that_a_lost_machine_still_holds(env, tmp_path):
-    """As a shared disk has it for some minutes. By hand it is refused at once."""
-    folder = tmp_path / "runs" / "x"
-    folder.mkdir(parents=True)
-    out = tmp_path / "out"
-    with open(folder / ".job", "w") as lock:
-        lock.write("pid 1 on a-pod: training\n")
-        lock.flush()
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        code, refusal = train(env)
-        assert code == 78 and "running already (pid 1 on a-pod: training)" in refusal
-        with open(out, "w") as file:
-            pod = start(env | {"K8S_NODE": "a", "START_TIMEOUT_S": "40"}, stdout=file)
-        wait_for(out, "running already", seconds=20)
-        assert pod.poll() is None
-    assert pod.wait(120) == 0
-    assert out.read_text().count("Waiting up to 40 s") == 1 and PLOTS in out.read_text()
-
-
-@pytest.mark.slow
-def test_a_pod_waits_no_longer_than_it_may(env, tmp_path):
-    folder = tmp_path / "runs" / "x"
-    folder.mkdir(parents=True)
-    with open(folder / ".job", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        code, out = train(env, K8S_NODE="a", START_TIMEOUT_S="10")
-    assert code == 69 and "run x is running already" in out.splitlines()[-1]
-
-
-def test_a_folder_that_cannot_be_written_is_named(env, tmp_path):
-    (tmp_path / "file").touch()
-    gpus(tmp_path, 2)
-    code, out = train(env, "2xh100", RUNS_DIR=str(tmp_path / "file"), ALLOW_FAIL="disk,gpus,driver")
-    assert code == 78 and "cannot be written (Not a directory)" in out and "sampler" not in out
-
-
-# ---- Two GPUs
-
-
+@linux
 def test_the_preset_on_two_gpus_with_the_sampler_apart(env, tmp_path):
     gpus(tmp_path, 2)
     env |= {"RUN_NAME": "", "ALLOW_FAIL": "gpus,driver,bf16,gpu-memory,memory,compiler"}
     code, out = train(env, "2xh100")
-    assert code == 0, out
+    assert code == 0 and "\nNext:\n" in out, out  # without a terminal too
     log = tmp_path / "runs" / "d16-2xh100" / "logs" / "gpu_sampler.log"
     assert f"logs to {log}" in out
     wait_for(log, "run: -m monitor.gpu_sampler --follow", seconds=20)
@@ -268,35 +286,3 @@ def test_the_preset_on_two_gpus_with_the_sampler_apart(env, tmp_path):
     sessions = set(re.findall(r"session=\d+", out))
     assert len(sessions) == 1 and not sessions & set(re.findall(r"session=\d+", log.read_text()))
     assert "--nproc-per-node=2 -m train.main" in out
-
-
-@pytest.mark.parametrize(
-    ("settings", "prompt", "longer"),
-    [
-        ({"preset": "tiny", "run_name": "tiny", "train_tokens": 4_000_000}, "def main(", "8M"),
-        ({"preset": "tiny", "run_name": "tiny", "train_tokens": 20_480}, "def main(", "40960"),
-        ({"preset": "tiny", "run_name": "longer"}, "def main(", ""),
-        ({"preset": "tiny", "data": "novel.txt"}, "Once", ""),
-        ({"preset": "gpt2-124m"}, "Once", ""),
-    ],
-)
-def test_the_next_prompt_is_of_the_kind_of_text_that_was_trained_on(
-    tmp_path, settings, prompt, longer
-):
-    config = dataclasses.replace(Config(), **settings)
-    node = Node(config, PRETRAIN, cast(Children, None), RunPaths(tmp_path))
-    lines = node.describe_next_steps()
-    assert f'PROMPT="{prompt}"' in lines
-    _, _, tokens = lines.partition("    make train RUN_NAME=longer TRAIN_TOKENS=")
-    assert tokens == longer
-
-
-@pytest.mark.parametrize(("code", "is_last"), [(0, True), (64, True), (78, True), (75, False)])
-def test_a_pod_of_a_site_notes_an_end_after_which_no_other_takes_its_place(
-    tmp_path, monkeypatch, code, is_last
-):
-    monkeypatch.setattr("train.start_node.in_pod", lambda: True)
-    config = dataclasses.replace(Config(), sync="diloco")
-    node = Node(config, PRETRAIN, cast(Children, None), RunPaths(tmp_path))
-    node.leave(code)
-    assert node.paths.last_word.exists() == is_last

@@ -80,7 +80,7 @@ def test_what_trainers_get_and_what_the_user_has_set_stays(monkeypatch, given, g
         f"{name}={expected[name]}" for name in ("MKL_DYNAMIC", "MKL_CBWR") if name in expected
     ]
     threads = expected["OMP_NUM_THREADS"]
-    assert line == " ".join([f"launch: processes=3 threads={threads}", *chosen])
+    assert line == " ".join([f"processes=3 threads={threads}", *chosen])
 
 
 def test_nccl_writes_what_it_does_to_the_run(tmp_path):

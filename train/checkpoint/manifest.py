@@ -18,6 +18,7 @@ from typing import Any
 import xxhash
 
 from record.run_paths import step_of_checkpoint
+from settings import ExpectedError
 from settings.json_file import parse_object
 
 log = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ UNPROTECTED = 1  # the schema before manifests had a hash
 DAMAGE = (ValueError, LookupError, TypeError, AttributeError)  # what a damaged manifest raises
 
 
-class CheckpointError(Exception):
+class CheckpointError(ExpectedError):
     """A checkpoint that cannot be written, or none that can be read; the message says what to do."""
 
 

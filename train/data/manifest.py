@@ -13,11 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from settings import ExpectedError
+
 SCHEMA = 2
 SPLITS = ("train", "validation")
 
 
-class DataError(Exception):
+class DataError(ExpectedError):
     """Data that cannot be trained on; the message names the file, what is wrong and the remedy.
 
     Attributes:

@@ -36,6 +36,7 @@ from tokenizers import (
 )
 
 from record.durable import write_whole
+from settings import ExpectedError
 from settings.config import SETTINGS
 from train.data.sources.hub import ask
 from train.data.sources.source import CorpusError
@@ -83,7 +84,7 @@ PROBES = {
 }
 
 
-class TokenizerError(Exception):
+class TokenizerError(ExpectedError):
     """A tokenizer that cannot be had or does not fit; the message names the remedy."""
 
 

@@ -1,7 +1,7 @@
 """The roll call before torchrun starts on several nodes: who is there, and whether all fit together.
 
-    meet    wait until all NODES have joined, and hear what all do next
-    over    tell the others that this node will not come back
+    meet            wait until all NODES have joined, and hear what all do next
+    announce_end    tell the others that this node will not come back
 
 Node 0's launcher serves the registry for as long as it lives, on the port after MASTER_ADDR's:
 that one belongs to torchrun. Each node says every second that it is there, and hears the verdict,
@@ -21,10 +21,11 @@ from collections.abc import Callable, Iterator
 
 from hardware.ports import free_ports
 from record import status
-from record.exit_codes import BAD_SETTING, INTERRUPTED, NODES_MISSING, STOPPED
+from record.exit_codes import BAD_SETTING, DONE, INTERRUPTED, NODES_MISSING, STOPPED
 from record.provenance import git, version
 from record.run_paths import RunPaths
 from record.status import Status
+from record.wait import wait
 from settings import ROOT
 from settings.addresses import join_address
 from settings.config import SETTINGS, Config
@@ -47,7 +48,6 @@ from train.distributed.registry import (
 )
 
 ROOMS_THAT_TRAIN = ("settings", "record", "hardware", "train")  # their source must be equal
-RUN_IS_DONE = 10  # code of a verdict: nothing is left to do
 BEAT_S = 1.0  # between two signs of life
 GONE_S = 6.0  # a node that was not heard for so long has left
 LINGER_S = 10.0  # for nodes that are on their way to hear that it is over
@@ -70,7 +70,7 @@ class RollCall(Members):
         start: tokens of the processes that are to start torchrun together.
         busy: tokens of those that were told so, and have not spoken since.
         end: how the run ends on all nodes.
-        told: the nodes that have heard it.
+        heard: the nodes that were told how it ends.
     """
 
     def __init__(self, nodes: int, timeout_s: float, where: str):
@@ -81,7 +81,7 @@ class RollCall(Members):
         self.start: set[str] = set()
         self.busy: set[str] = set()
         self.end: Verdict | None = None
-        self.told: set[int] = set()
+        self.heard: set[int] = set()
 
     def hear(self, name: int, facts: Facts, address: str, now: float) -> None:
         token = facts["token"]
@@ -95,7 +95,7 @@ class RollCall(Members):
         present = self.list_present(now)
         verdict = self.end or self.judge(present, now)
         if verdict:
-            self.told.add(name)
+            self.heard.add(name)
             if "over" not in facts:  # a node that is over and started again takes its word back
                 self.end = verdict
         elif facts["token"] in self.start:
@@ -119,7 +119,7 @@ class RollCall(Members):
         """Return how the run ends on all nodes, or None. Choose who starts once all are there."""
         for member in self.members.values():
             if "over" in member.facts:
-                return last_word(member.facts)
+                return describe_end(member.facts)
         if 0 not in present:
             return None
         problems = []
@@ -152,14 +152,15 @@ class RollCall(Members):
 
     def linger(self) -> None:
         """Wait until all have heard how the run ends, if it ends for all."""
-        deadline = time.monotonic() + LINGER_S
-        while self.end or self.judge({}, 0.0):
-            if time.monotonic() > deadline or len(self.told - {0}) == self.nodes - 1:
-                return
-            time.sleep(0.1)
+
+        def is_known() -> bool:
+            ends = self.end or self.judge({}, 0.0)
+            return not ends or len(self.heard - {0}) == self.nodes - 1
+
+        wait(is_known, LINGER_S, 0.1)
 
 
-def last_word(facts: Facts) -> Verdict:
+def describe_end(facts: Facts) -> Verdict:
     """Return what the others are told when a node ends for good."""
     code = facts["over"]
     if code in (STOPPED, INTERRUPTED):
@@ -234,25 +235,27 @@ def call(
         state: the run's status, on node 0.
     """
     deadline = time.monotonic() + timeout_s
-    last, said_at = "", 0.0
+    last_news = ""
+    said_at = 0.0
     while not is_stopped():
         news, verdict, is_called = ask(client, facts, state)
         now = time.monotonic()
         if is_called:
             deadline = now + timeout_s
-        elif now > deadline:
+        elif now > deadline and not verdict:
             reason = f"node 0 was not reached in {timeout_s:.0f} s: {news}"
-            verdict = verdict or Verdict(NODES_MISSING, reason)
+            verdict = Verdict(NODES_MISSING, reason)
         if verdict:
             return verdict
-        if news != last or now - said_at > REMIND_S:
+        if news != last_news or now - said_at > REMIND_S:
             say(f"roll call: {news}")
-            last, said_at = news, now
+            last_news = news
+            said_at = now
         time.sleep(BEAT_S)
-    farewell = facts | {"over": INTERRUPTED}
+    end = facts | {"over": INTERRUPTED}
     with contextlib.suppress(Unreachable):
-        client.say(**(facts | {"left": True} if in_pod() else farewell))
-    return last_word(farewell)
+        client.say(**(facts | {"left": True} if in_pod() else end))
+    return describe_end(end)
 
 
 def ask(client: Client, facts: Facts, state: Status | None) -> tuple[str, Verdict | None, bool]:
@@ -274,31 +277,37 @@ def ask(client: Client, facts: Facts, state: Status | None) -> tuple[str, Verdic
     return news, verdict, 0 not in missing
 
 
-def over(config: Config, code: int, why: str) -> None:
-    """Tell the other nodes, which may be on their way to the roll call, that this one is over."""
+def announce_end(config: Config, code: int, why: str) -> None:
+    """Tell the other nodes, which may be on their way to the roll call, that this one has ended."""
     paths = RunPaths.of_node(config, ROOT)
     phase = str(status.read(paths.status).get("phase", ""))
     if config.rank_in_site == 0 and phase.startswith(WAITING):
         status_of(config, paths).end(code)  # the trainer ended before it said more
+    client = client_of(config)
+
+    def tell() -> bool:
+        with contextlib.suppress(Unreachable):
+            client.say(**who(config), over=code, why=why)
+            return True
+        return False
+
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(CannotServe):  # the launcher does, once it has started
             stack.enter_context(registry_of(config))
-        client = client_of(config)
-        deadline = time.monotonic() + LINGER_S
-        while time.monotonic() < deadline:
-            with contextlib.suppress(Unreachable):
-                client.say(**who(config), over=code, why=why)
-                return
-            time.sleep(BEAT_S)
+        wait(tell, LINGER_S, BEAT_S)
 
 
-def meet(config: Config, processes: int, is_stopped: Callable[[], bool]) -> Verdict:
-    """Meet all other nodes of a run that is not done, unless told to stop. Returns what all do next."""
+def meet(config: Config, processes: int, is_stopped: Callable[[], bool]) -> Verdict | None:
+    """Meet all other nodes of a run that is not done, unless told to stop.
+
+    Returns:
+        How all nodes end, or None where they start torchrun together.
+    """
     paths = RunPaths.of_node(config, ROOT)
     reason = find_end(config, paths)
     if reason:
         say(f"roll call: {reason}")
-        return Verdict(RUN_IS_DONE, reason)
+        return Verdict(DONE, reason)
     state = None
     if config.rank_in_site == 0:
         secret = run_secret.describe_file(config, sys.stdout.isatty())
@@ -307,9 +316,12 @@ def meet(config: Config, processes: int, is_stopped: Callable[[], bool]) -> Verd
         state = status_of(config, paths)
     facts = facts_of(config, processes)
     verdict = call(client_of(config), facts, config.start_timeout_s, is_stopped, state)
-    if state and verdict.code:
+    if verdict.code == DONE:
+        say("roll call: all nodes have joined")
+        return None
+    if state:
         state.end(verdict.code)
-    say(f"roll call: {verdict.why or 'all nodes have joined'}")
+    say(f"roll call: {verdict.why}")
     return verdict
 
 
@@ -343,15 +355,10 @@ def facts_of(config: Config, processes: int) -> Facts:
     }
 
 
-def is_done(config: Config, last: Facts) -> bool:
-    """Return whether this is the status of a run that has made all steps, and been evaluated."""
-    step = last.get("step")
-    return last.get("phase") == "done" and isinstance(step, int) and step >= config.last_step
-
-
 def status_of(config: Config, paths: RunPaths) -> Status:
     """Return the run's status. That of a run which has nothing left to do stays as it is."""
-    return status.of_run(config, paths, active=not is_done(config, status.read(paths.status)))
+    is_done = status.is_done(status.read(paths.status), config.last_step)
+    return status.of_run(config, paths, active=not is_done)
 
 
 def find_end(config: Config, paths: RunPaths) -> str:
@@ -360,10 +367,9 @@ def find_end(config: Config, paths: RunPaths) -> str:
     They share the folder if each has its log in it. A checkpoint of the last step is not enough:
     the evaluation after it needs all nodes.
     """
-    if not all(paths.node_log(node).exists() for node in range(config.site_nodes)):
-        return ""
     last = status.read(paths.status)
-    if not is_done(config, last):
+    logs = [paths.node_log(node) for node in range(config.site_nodes)]
+    if not status.is_done(last, config.last_step) or not all(log.exists() for log in logs):
         return ""
     made = f"{last['step']} of {config.last_step} steps"
     return f"run {config.run_name} is done: {made}, in {paths.folder}"

@@ -18,8 +18,6 @@ from typing import Any
 from record.exit_codes import STOPPED
 
 PATIENCE_S = 3.0  # one Ctrl-C arrives several times, from the terminal and from the launcher
-IN_DOUBT = "?"  # SIGTERM: torchrun sends it too, when another process has died
-BY_USER = "!"  # SIGINT and SIGHUP, which nothing else sends
 
 
 def end_with_parent(number: int) -> None:
@@ -34,11 +32,6 @@ def end_with_parent(number: int) -> None:
             os.kill(os.getpid(), number)
 
 
-def mark_of(asked: str) -> str:
-    """What the launcher is told beside the exit code of a process that a signal ended before training."""
-    return IN_DOUBT if asked == "SIGTERM" else BY_USER
-
-
 class Stopped(BaseException):
     """Told to stop while there is nothing to save. Not an Exception, so that nothing swallows it."""
 
@@ -51,15 +44,13 @@ class Interrupt:
 
     Attributes:
         asked: name of the first signal.
-        asked_at: when it came, in monotonic seconds.
         training: whether a checkpoint will follow.
     """
 
-    def __init__(self, before_end: Callable[[int, str], None]) -> None:
-        """before_end: called with exit code and mark before the process ends at once."""
+    def __init__(self, before_end: Callable[[], None]) -> None:
+        """before_end: called before a signal ends the process because it does not train yet."""
         self.before_end = before_end
         self.asked: str | None = None
-        self.asked_at = 0.0
         self.training = False
         self.is_heard = threading.Event()
         self.numbers = [signal.SIGTERM, signal.SIGINT]
@@ -87,21 +78,19 @@ class Interrupt:
 
     def watch(self, heard: socket.socket) -> None:
         """The thread."""
+        asked_at = 0.0
         while number := int.from_bytes(heard.recv(1)):  # 0: released
             if number not in self.numbers:
                 continue
             now = time.monotonic()
             if self.asked is None:
-                self.asked_at = now
+                asked_at = now
                 self.asked = signal.Signals(number).name
                 if not self.training:
-                    self.end(STOPPED, mark_of(self.asked))
+                    with contextlib.suppress(Exception):
+                        self.before_end()
+                    os._exit(STOPPED)
                 self.is_heard.set()
-            elif now - self.asked_at > PATIENCE_S:
-                self.end(128 + number)
+            elif now - asked_at > PATIENCE_S:
+                os._exit(128 + number)
         heard.close()
-
-    def end(self, code: int, mark: str = "") -> None:
-        with contextlib.suppress(Exception):
-            self.before_end(code, mark)
-        os._exit(code)

@@ -11,6 +11,7 @@ import gc
 import logging
 import os
 import socket
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,23 +21,21 @@ import torch
 import torch.distributed as dist
 
 from record.exit_codes import NODES_MISSING
-from settings import SettingsError
-from settings.checks import check_sharding, explain, find_batch_problem
+from settings import ExpectedError, SettingsError
+from settings.checks import check_sharding, explain, find_batch_problem, find_site_problem
 from settings.config import Config
 from train.console import LOG_ONLY
-from train.distributed.signals import BY_USER
-from train.distributed.wan import find_site_problem
 
 log = logging.getLogger(__name__)
 
 
-class PeersMissing(Exception):
+class PeersMissing(ExpectedError):
     """Not all processes of the run came together. The message says what to look at."""
 
     exit_code = NODES_MISSING
 
 
-class PeersDiffer(Exception):
+class PeersDiffer(ExpectedError):
     """The sites of the run have other software or data. The message says which site has what."""
 
 
@@ -124,8 +123,8 @@ def read_number(name: str, default: int) -> int:
     return int(os.environ.get(name, default))
 
 
-def introduce(world: World, site: int | None = None) -> None:
-    """Log what each node is, and that all processes are there.
+def log_topology(world: World, site: int | None = None) -> None:
+    """Log what each node is and what its launcher chose, and that all processes are there.
 
     site: number of this site, if several train the run.
     """
@@ -136,7 +135,7 @@ def introduce(world: World, site: int | None = None) -> None:
         # ranks other than the first log only warnings: this goes into the log of their node
         log.log(
             logging.INFO if world.is_first else logging.WARNING,
-            "node %d: host=%s ranks=%d-%d of %d device=%s torch=%s nccl=%s%s",
+            "node %d: host=%s ranks=%d-%d of %d device=%s torch=%s nccl=%s%s %s",
             world.node_rank,
             world.host,
             world.rank,
@@ -146,6 +145,7 @@ def introduce(world: World, site: int | None = None) -> None:
             torch.__version__,
             nccl,
             "" if site is None else f" site={site}",
+            os.environ.get("LAUNCH_CHOICES", ""),
             extra=LOG_ONLY if world.size == 1 else None,
         )
     if world.size > 1:
@@ -216,16 +216,14 @@ def leave() -> None:
         dist.destroy_process_group()
 
 
-def report_exit(code: int, mark: str = "", why: str = "") -> None:
+def report_exit(code: int, why: str = "") -> None:
     """Tell the launcher this process's exit code, which torchrun would turn into 1, and the reason.
 
     The first process to fail wins: the others fail because of it. Success is not reported, since another may still fail.
-    mark: a mark of signals.py, by which the launcher judges. BY_USER wins over the first.
     """
     if code and (path := os.environ.get("EXIT_CODE_FILE")):
-        mode = "w" if mark == BY_USER else "x"
-        with contextlib.suppress(FileExistsError), open(path, mode) as file:
-            file.write(f"{code}{mark}\n{why[:1500]}\n")
+        with contextlib.suppress(FileExistsError), open(path, "x") as file:
+            file.write(f"{code}\n{why[:1500]}\n")
 
 
 def under_torchrun() -> bool:
@@ -241,6 +239,17 @@ def shutdown_timeout_s(c: Config) -> float:
     if name not in Path(api.__file__).read_text(encoding="utf-8"):
         return 30.0
     return float(os.environ.get(name, c.shutdown_timeout_s))
+
+
+def seconds_since_launch() -> float:
+    """Return how long ago this process, or its torchrun, was started; 0 if not by a launcher."""
+    now = time.monotonic()
+    return now - float(os.environ.get("LAUNCHED_AT", now))
+
+
+def launcher_pid() -> int:
+    """Return the process that is to be told to stop: the launcher, or this one where there is none."""
+    return read_number("LAUNCHER_PID", os.getpid())
 
 
 def parent_is_gone() -> bool:

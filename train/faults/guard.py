@@ -18,6 +18,7 @@ from statistics import median
 from typing import Any
 
 from record.exit_codes import NO_PROGRESS
+from settings import ExpectedError
 
 WINDOW = 128  # steps
 ARMED_FROM = 32  # steps in the window before spikes are looked for
@@ -33,7 +34,7 @@ MAX_ROLLBACKS = 3  # times that it may go back to get past one place, before the
 LOOK_BACK = 100  # steps whose samples a rollback passes over: those before a spike often lead to it
 
 
-class GuardError(Exception):
+class GuardError(ExpectedError):
     """The run does not get over a place where its steps are refused; the message says what to do."""
 
     exit_code = NO_PROGRESS

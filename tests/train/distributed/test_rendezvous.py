@@ -15,8 +15,8 @@ from hardware.ports import free_ports
 from record import status
 from record.run_paths import RunPaths
 from settings.config import Config
+from tests.running import wait_until
 from train.distributed import rendezvous, run_secret
-from train.distributed.registry import Verdict
 
 HOST = socket.gethostname()
 
@@ -31,8 +31,7 @@ class Nodes:
     def __init__(self, folder, port, threads):
         self.threads = threads
         self.stopped = set()
-        self.config = dataclasses.replace(
-            Config(),
+        self.config = Config(
             nodes=3,
             master_addr=f"127.0.0.1:{port}",
             runs_dir=str(folder),
@@ -54,23 +53,19 @@ class Nodes:
         """Come to the roll call, in this thread."""
         return rendezvous.meet(self.of(rank, **changes), 1, lambda: rank in self.stopped)
 
-    def start(self, rank, **changes):
-        """Come to the roll call, in a thread."""
-        return self.threads.submit(self.meet, rank, **changes)
+    def start(self, *ranks, **changes):
+        """Come to the roll call, in a thread each."""
+        return {rank: self.threads.submit(self.meet, rank, **changes) for rank in ranks}
+
+    def status(self):
+        return status.read(self.paths.status)
 
     def wait_for(self, phase):
-        deadline = time.monotonic() + 60
-        while status.read(self.paths.status).get("phase") != phase:
-            assert time.monotonic() < deadline, status.read(self.paths.status)
-            time.sleep(0.02)
+        wait_until(lambda: self.status().get("phase") == phase, 60)
 
-    def finish(self, **facts):
-        """Leave the run as one that all nodes have finished, in a folder that they share."""
-        (self.paths.folder / "logs").mkdir(exist_ok=True)
-        for rank in range(3):
-            self.paths.node_log(rank).touch()
-        done = {"phase": "done", "step": self.config.last_step} | facts
-        self.paths.status.write_text(json.dumps(done))
+
+def results(calls):
+    return [call.result(30) for call in calls.values()]
 
 
 @pytest.fixture
@@ -88,12 +83,11 @@ def nodes(tmp_path, monkeypatch):
 def test_three_nodes_meet_and_their_status_tells_who_is_missing(nodes, capfd):
     nodes.paths.status.write_text(json.dumps({"phase": "crashed", "step": 7, "loss": 2.5}))
     nodes.serve()
-    waiting = [nodes.start(rank) for rank in (2, 0)]
+    waiting = nodes.start(2, 0)
     nodes.wait_for("waiting for peers 2/3")
-    state = status.read(nodes.paths.status)
+    state = nodes.status()
     assert (state["step"], state["loss"], state["missing"]) == (7, 2.5, [1])
-    waiting.append(nodes.start(1))
-    assert [node.result(30) for node in waiting] == [Verdict(0)] * 3
+    assert results(waiting | nodes.start(1)) == [None] * 3
     out = capfd.readouterr().out
     assert "; missing: 1; they are to reach 127.0.0.1:" in out
     assert out.count("roll call: all nodes have joined") == 3
@@ -114,13 +108,12 @@ def test_while_node_0_calls_the_roll_its_patience_counts_and_no_longer(nodes, mo
     monkeypatch.setattr(rendezvous, "GONE_S", 0.5)
     nodes.serve()
     assert "node 0 is still busy" in nodes.meet(1, start_timeout_s=1).why  # nobody calls it
-    first = nodes.start(0)
+    calls = nodes.start(0)
     nodes.wait_for("waiting for peers 1/3")
-    second = nodes.start(1, start_timeout_s=1)
+    calls |= nodes.start(1, start_timeout_s=1)
     time.sleep(2)
-    assert not second.done()
-    third = nodes.start(2)
-    assert [node.result(30).code for node in (first, second, third)] == [0, 0, 0]
+    assert not calls[1].done()
+    assert results(calls | nodes.start(2)) == [None] * 3
 
 
 @pytest.mark.fault(36)
@@ -133,29 +126,24 @@ def test_a_taken_port_is_named_with_one_that_is_free(nodes):
 
 
 @pytest.mark.parametrize("stopped", [0, 2])
-def test_a_node_that_is_told_to_stop_while_it_waits_takes_the_others_along(nodes, stopped):
+@pytest.mark.parametrize("pod", [False, True])
+def test_a_node_that_is_told_to_stop_takes_the_others_along_and_as_a_pod_comes_back(
+    nodes, monkeypatch, stopped, pod
+):
+    if pod:
+        monkeypatch.setenv("K8S_NODE", "machine")
     nodes.serve()
-    waiting = [nodes.start(rank) for rank in (0, 2)]
+    calls = nodes.start(0, 2)
     nodes.wait_for("waiting for peers 2/3")
     nodes.stopped.add(stopped)
-    for node in waiting:
-        assert node.result(30) == (143, f"node {stopped} ({HOST}) was told to stop")
-    state = status.read(nodes.paths.status)
-    assert (state["phase"], state["exit_code"]) == ("stopped", 143)
-
-
-@pytest.mark.parametrize("stopped", [0, 2])
-def test_in_pods_the_others_wait_for_a_node_that_was_told_to_stop(nodes, monkeypatch, stopped):
-    monkeypatch.setenv("K8S_NODE", "machine")
-    nodes.serve()
-    pods = {rank: nodes.start(rank) for rank in (0, 2)}
-    nodes.wait_for("waiting for peers 2/3")
-    nodes.stopped.add(stopped)
-    assert pods[stopped].result(30).code == 143
-    nodes.stopped.clear()
-    for rank in (stopped, 1):
-        pods[rank] = nodes.start(rank)
-    assert [pod.result(30) for pod in pods.values()] == [Verdict(0)] * 3
+    end = (143, f"node {stopped} ({HOST}) was told to stop")
+    if pod:
+        assert calls[stopped].result(30) == end
+        nodes.stopped.clear()
+        assert results(calls | nodes.start(stopped, 1)) == [None] * 3
+    else:
+        assert results(calls) == [end] * 2
+        assert (nodes.status()["phase"], nodes.status()["exit_code"]) == ("stopped", 143)
 
 
 @pytest.mark.parametrize("ending", [0, 2])
@@ -163,24 +151,24 @@ def test_a_node_that_cannot_go_on_tells_those_that_wait_for_it(nodes, ending):
     """Of node 0 there is no launcher yet when its data cannot be prepared."""
     if ending:
         nodes.serve()
-    waiting = [nodes.start(rank) for rank in range(3) if rank != ending]
-    rendezvous.over(nodes.of(ending), 78, "DATA=x: no such file")
+    waiting = nodes.start(*{0, 1, 2} - {ending})
+    rendezvous.announce_end(nodes.of(ending), 78, "DATA=x: no such file")
     why = f"node {ending} ({HOST}) has ended with exit code 78: DATA=x: no such file"
-    assert [node.result(30) for node in waiting] == [(78, why)] * 2
+    assert results(waiting) == [(78, why)] * 2
 
 
 def test_a_launcher_stays_until_all_have_heard_how_it_ends(nodes, monkeypatch):
     monkeypatch.setattr(rendezvous, "LINGER_S", 30.0)
-    heard = []
+    codes = []
 
-    def late():
+    def come_late():
         time.sleep(1)
-        heard.append([nodes.meet(rank).code for rank in (1, 2)])
+        codes.extend(nodes.meet(rank).code for rank in (1, 2))
 
     with rendezvous.registry_of(nodes.config):
-        rendezvous.over(nodes.config, 70, "")
-        threading.Thread(target=late).start()
-    assert heard == [[70, 70]]
+        rendezvous.announce_end(nodes.config, 70, "")
+        threading.Thread(target=come_late).start()
+    assert codes == [70, 70]
 
 
 @pytest.mark.parametrize(
@@ -196,42 +184,38 @@ def test_a_trainer_that_ended_before_it_said_anything_waits_for_no_peers(
 ):
     monkeypatch.setattr(rendezvous, "LINGER_S", 0.1)
     nodes.paths.status.write_text(json.dumps({"phase": phase, "exit_code": 1, "step": 7}))
-    rendezvous.over(nodes.config, code, "")
-    state = status.read(nodes.paths.status)
+    rendezvous.announce_end(nodes.config, code, "")
+    state = nodes.status()
     assert (state["phase"], state["exit_code"], state["step"]) == (*after, 7)
 
 
-# ---- A run that is done
-
-
-@pytest.mark.parametrize("rank", [0, 2])
-def test_a_node_of_a_run_that_is_done_waits_for_nobody(nodes, capfd, rank):
-    nodes.finish()
-    before = nodes.paths.status.read_text()
-    assert nodes.meet(rank).code == rendezvous.RUN_IS_DONE
-    assert capfd.readouterr().out.startswith("roll call: run run is done: ")
-    assert nodes.paths.status.read_text() == before
-
-
 @pytest.mark.parametrize(
-    ("facts", "settings"),
+    ("rank", "facts", "settings", "logs", "code"),
     [
-        ({"phase": "sampling"}, {}),
-        ({"step": 3}, {}),
-        ({"step": None}, {}),
-        ({}, {"max_steps": 2000}),
+        (0, {}, {}, 3, 0),
+        (2, {}, {}, 3, 0),
+        # One whose end is still to be made wants all nodes.
+        (1, {"phase": "sampling"}, {}, 3, 69),
+        (1, {"step": 3}, {}, 3, 69),
+        (1, {"step": None}, {}, 3, 69),
+        (1, {}, {"max_steps": 2000}, 3, 69),
+        # They do not share the folder.
+        (1, {}, {}, 2, 69),
     ],
 )
-def test_a_run_whose_end_is_still_to_be_made_wants_all_nodes(nodes, facts, settings):
-    nodes.finish(**facts)
-    (nodes.paths.checkpoints / f"step_{nodes.config.last_step:07d}").mkdir(parents=True)
-    assert nodes.meet(1, start_timeout_s=0, **settings).code == 69
-
-
-def test_nodes_that_do_not_share_the_folder_meet_as_before(nodes):
-    nodes.finish()
-    nodes.paths.node_log(2).unlink()
-    assert nodes.meet(1, start_timeout_s=0).code == 69
+def test_a_node_of_a_run_that_is_done_waits_for_nobody(
+    nodes, capfd, rank, facts, settings, logs, code
+):
+    (nodes.paths.folder / "logs").mkdir()
+    for node in range(logs):
+        nodes.paths.node_log(node).touch()
+    last = nodes.config.last_step
+    (nodes.paths.checkpoints / f"step_{last:07d}").mkdir(parents=True)
+    state = json.dumps({"phase": "done", "step": last} | facts)
+    nodes.paths.status.write_text(state)
+    assert nodes.meet(rank, start_timeout_s=0, **settings).code == code
+    assert ("roll call: run run is done: " in capfd.readouterr().out) == (code == 0)
+    assert nodes.paths.status.read_text() == state
 
 
 # ---- The run's secret
@@ -243,39 +227,25 @@ def test_node_0_makes_a_secret_that_others_read_or_are_told_to_copy(nodes, tmp_p
     path = run_secret.path_of(nodes.config)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     line = path.read_text().strip()
-    apart = {"runs_dir": str(tmp_path / "other")}
-    code, why = nodes.meet(2, **apart)
-    assert code == 64
-    assert "RUN_SECRET is not set" in why
-    assert "copy the line RUN_SECRET=... that node 0 prints into .env" in why
-    code, why = nodes.meet(2, **apart, run_secret="of-another-run-than-this")
-    assert code == 64
-    assert "RUN_SECRET differs from the secret of the run" in why
-    told = apart | {"run_secret": line.partition("=")[2]}
-    calls = [nodes.start(0), nodes.start(1), nodes.start(2, **told)]
-    assert [call.result(30) for call in calls] == [Verdict(0)] * 3
-
-
-def test_a_terminal_shows_the_secret_and_a_log_where_it_is(nodes, monkeypatch):
-    monkeypatch.setattr(run_secret, "is_loopback", lambda host: False)
-    run_secret.make_secret(nodes.config)
-    line = run_secret.path_of(nodes.config).read_text().strip()
+    # A terminal shows it, and a log where it is.
     assert run_secret.describe_file(nodes.config, is_private=True).endswith(line)
     assert line not in run_secret.describe_file(nodes.config, is_private=False)
+    apart = {"runs_dir": str(tmp_path / "other")}
+    code, why = nodes.meet(2, **apart)
+    assert code == 64 and "RUN_SECRET is not set" in why
+    assert "copy the line RUN_SECRET=... that node 0 prints into .env" in why
+    code, why = nodes.meet(2, **apart, run_secret="of-another-run-than-this")
+    assert code == 64 and "RUN_SECRET differs from the secret of the run" in why
     run_secret.make_secret(nodes.config)
-    assert line == run_secret.path_of(nodes.config).read_text().strip()  # made once
+    assert line == path.read_text().strip()  # made once
+    calls = nodes.start(0, 1) | nodes.start(2, **apart, run_secret=line.partition("=")[2])
+    assert results(calls) == [None] * 3
 
 
 def test_what_may_differ_between_nodes_and_what_is_secret_is_not_sent():
-    config = dataclasses.replace(
-        Config(),
-        hf_token="hf_secret",
-        run_secret="of-this-run-alone",
-        data_dir="elsewhere",
-        nodes=2,
-    )
-    facts = rendezvous.facts_of(config.derived(), 4)
-    assert facts["settings"]["NPROC"] == 4
-    assert facts["settings"]["SEED"] == 1337
+    secrets = {"hf_token": "hf_secret", "run_secret": "of-this-run-alone"}
+    config = Config(**secrets, data_dir="elsewhere", nodes=2).derived()
+    facts = rendezvous.facts_of(config, 4)
+    assert facts["settings"]["NPROC"] == 4 and facts["settings"]["SEED"] == 1337
     assert "secret" not in json.dumps(facts) and "elsewhere" not in json.dumps(facts)
     assert "RUN_SECRET" not in config.stored()

@@ -164,6 +164,7 @@ def test_a_node_that_is_silent_or_has_left_is_missing(roll_call):
 @pytest.mark.parametrize(
     ("changes", "code", "words"),
     [
+        # Those that do not fit are refused with both values.
         (
             {"torch": "2.11.0"},
             78,
@@ -178,23 +179,22 @@ def test_a_node_that_is_silent_or_has_left_is_missing(roll_call):
             "LEARNING_RATE=0.001 on node 0 (h0) and LEARNING_RATE=0.002 on node 1 (h1): give all",
         ),
         ({"settings": {"RUN_NAME": "run"}}, 64, "LEARNING_RATE=None on node 1"),
+        # An image without history fits a checkout of equal code.
+        ({"commit": ""}, 0, ""),
+        # One that ends for good takes the others along.
+        ({"over": 75, "why": ""}, 75, "node 1 (h1) was told to stop"),
+        ({"over": 78, "why": ""}, 78, "node 1 (h1) has ended with exit code 78: its log says why"),
+        ({"over": 78, "why": "DATA=x: no such\n  file"}, 78, "code 78: DATA=x: no such file"),
     ],
 )
-def test_nodes_that_do_not_fit_are_refused_with_both_values(roll_call, changes, code, words):
-    other, first, late = Process(1, **changes), Process(0), Process(2)
-    assert hear(roll_call, other) is None
-    verdict = hear(roll_call, first)
-    assert verdict.code == code
-    assert words in verdict.why
-    assert [hear(roll_call, node, 100.0) for node in (other, late)] == [verdict, verdict]
-    assert roll_call.told == {0, 1, 2}
-
-
-def test_an_image_without_history_fits_a_checkout_of_equal_code(roll_call):
-    nodes = [Process(0), Process(1, commit=""), Process(2)]
+def test_all_hear_the_same_whenever_they_come(roll_call, changes, code, words):
+    nodes = [Process(1, **changes), Process(0), Process(2)]
     for node in nodes:
         hear(roll_call, node)
-    assert [hear(roll_call, node) for node in nodes] == [Verdict(0)] * NODES
+    verdict, *others = [hear(roll_call, node, 1.0) for node in nodes]
+    assert verdict.code == code and words in verdict.why
+    assert others == [verdict] * 2
+    assert roll_call.heard == ({0, 1, 2} if code else set())
 
 
 def test_two_nodes_of_one_rank_are_named_and_one_that_came_back_is_not(roll_call):
@@ -204,43 +204,6 @@ def test_two_nodes_of_one_rank_are_named_and_one_that_came_back_is_not(roll_call
     code, why = hear(roll_call, after)
     assert code == 64
     assert why.startswith("NODE_RANK=1 was given to both that (10.0.0.1) and this (10.0.0.1)")
-
-
-@pytest.mark.parametrize(
-    ("code", "why", "words"),
-    [
-        (75, "", "node 1 (h1) was told to stop"),
-        (78, "", "node 1 (h1) has ended with exit code 78: its log says why"),
-        (78, "DATA=x: no such\n  file", "has ended with exit code 78: DATA=x: no such file"),
-    ],
-)
-def test_a_node_that_ends_for_good_takes_the_others_along_whenever_they_come(
-    roll_call, code, why, words
-):
-    ending = Process(1, over=code, why=why)
-    hear(roll_call, ending)
-    for rank in (0, 2):
-        verdict = hear(roll_call, Process(rank), 1000.0)
-        assert verdict.code == code
-        assert verdict.why.endswith(words)
-
-
-def test_who_has_not_heard_of_a_start_when_a_node_comes_back_waits_for_the_next(roll_call):
-    first, second, third = nodes = [Process(rank) for rank in range(NODES)]
-    for node in nodes:
-        hear(roll_call, node)
-    assert hear(roll_call, second) == hear(roll_call, third) == Verdict(0)
-    hear(roll_call, Process(2))
-    assert hear(roll_call, first) is None
-
-
-def test_a_word_that_was_overtaken_counts_no_more(roll_call):
-    node = Process(1)
-    early = node.speak()
-    late = Process.speak(node)
-    roll_call.hear(1, late[1] | {"left": True}, "", 0.0)
-    roll_call.hear(*early, "", 0.0)
-    assert "left" in roll_call.members[1].facts
 
 
 def test_a_node_that_ended_and_was_started_again_before_anyone_heard_is_as_new(roll_call):

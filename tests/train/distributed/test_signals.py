@@ -1,6 +1,5 @@
 """train/distributed/signals.py: a process that outlives nobody, and one that is asked twice."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -9,8 +8,6 @@ import time
 import pytest
 
 from settings import ROOT
-from train.distributed import signals as interrupt
-from train.distributed.signals import Interrupt
 
 PARENT = """
 import os, subprocess, sys, time
@@ -57,72 +54,42 @@ def test_a_process_ends_with_the_one_that_started_it_even_if_that_was_killed(num
     assert ("told" in parent.stdout.read()) == (number == signal.SIGTERM)
 
 
-@pytest.fixture
-def handlers():
-    """Give back what a test takes of this process's signals."""
-    before = {
-        number: signal.getsignal(number)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    }
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-    signal.set_wakeup_fd(-1)
-
-
-def until(condition, seconds=10):
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return condition()
-
-
-def test_asked_again_after_a_while_it_says_its_code_and_ends_at_once(handlers, monkeypatch):
-    ends: list[int | str] = []
-    this = Interrupt(lambda code, mark: ends.append(f"said {code}{mark}"))
-    monkeypatch.setattr(os, "_exit", lambda code: ends.append(code))
-    this.training = True
-    os.kill(os.getpid(), signal.SIGTERM)
-    os.kill(os.getpid(), signal.SIGTERM)  # one Ctrl-C arrives several times
-    assert until(lambda: this.asked == "SIGTERM") and this.asked_at > 0
-    assert not until(lambda: bool(ends), 0.3)
-    monkeypatch.setattr(interrupt, "PATIENCE_S", 0.0)
-    os.kill(os.getpid(), signal.SIGINT)
-    assert until(lambda: len(ends) == 2) and ends == ["said 130", 130]
-    this.release()
-
-
 DEAF = """
 import datetime, sys, threading
 from torch.distributed import TCPStore
 from train.distributed import signals as interrupt
 interrupt.PATIENCE_S = 0.2
-this = interrupt.Interrupt(lambda code, mark: print(code, mark, flush=True))
+this = interrupt.Interrupt(lambda: print("end", flush=True))
 this.training = sys.argv[1] == "training"
 store = TCPStore("127.0.0.1", 0, is_master=True)
 threading.Timer(0.5, print, ["waiting"], {"flush": True}).start()  # by when it does
+tell = lambda: this.is_heard.wait() and print(this.asked, flush=True)
+threading.Thread(target=tell, daemon=True).start()
 store.wait(["what never comes"], datetime.timedelta(seconds=60))
 """
 
 
 @pytest.mark.fault(3)
 @pytest.mark.parametrize(
-    ("when", "signals", "said", "code"),
+    ("when", "numbers", "said", "code"),
     [
-        ("before", [signal.SIGTERM], "75 ?", 75),
-        ("before", [signal.SIGINT], "75 !", 75),
-        ("training", [signal.SIGTERM, signal.SIGTERM], "143", 143),
+        ("before", "TERM", "end", 75),
+        ("before", "INT", "end", 75),
+        ("training", "TERM TERM INT", "", 130),
     ],
 )
-def test_a_process_that_waits_for_ranks_that_are_gone_is_ended_too(when, signals, said, code):
+def test_a_process_that_waits_for_ranks_that_are_gone_is_ended_too(when, numbers, said, code):
+    """While it trains a first signal is heeded later, one Ctrl-C arrives several times, and a later one ends it."""
     process = subprocess.Popen(
         [sys.executable, "-c", DEAF, when], cwd=ROOT, text=True, stdout=subprocess.PIPE
     )
     assert process.stdout.readline() == "waiting\n"
-    process.send_signal(signals[0])
-    deadline = time.monotonic() + 20
-    while process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.3)  # longer than PATIENCE_S
-        for number in signals[1:]:
-            process.send_signal(number)
-    assert process.wait(20) == code and process.stdout.read().split() == said.split()
+    *at_once, last = numbers.split()
+    for name in at_once:
+        process.send_signal(signal.Signals[f"SIG{name}"])
+    if at_once:
+        assert process.stdout.readline() == "SIGTERM\n"
+        time.sleep(0.5)  # longer than PATIENCE_S
+        assert process.poll() is None
+    process.send_signal(signal.Signals[f"SIG{last}"])
+    assert process.wait(20) == code and process.stdout.read().strip() == said

@@ -25,17 +25,17 @@ def world(rank=0, size=4, local=2):
     return World(rank, rank % local, rank // local, size, cpu, "CPU", host, local, hosts)
 
 
-def test_each_node_says_what_it_is_and_the_first_that_all_are_there(caplog):
+def test_each_node_says_what_it_is_and_the_first_that_all_are_there(caplog, monkeypatch):
+    monkeypatch.setenv("LAUNCH_CHOICES", "threads=2")
     caplog.set_level(logging.INFO)
-    distributed.introduce(world(0), site=2)
-    assert caplog.messages == [
-        f"node 0: host=host0 ranks=0-1 of 4 device=CPU torch={torch.__version__} nccl=none site=2",
-        "4 processes joined, on host0, host1",
-    ]
+    distributed.log_topology(world(0), site=2)
+    node = f"node 0: host=host0 ranks=0-1 of 4 device=CPU torch={torch.__version__} nccl=none"
+    joined = "4 processes joined, on host0, host1"
+    assert caplog.messages == [f"{node} site=2 threads=2", joined]
     caplog.clear()
     caplog.set_level(logging.WARNING)  # all ranks but the first; a node's first has the node's log
     for rank in (1, 2, 3):
-        distributed.introduce(world(rank))
+        distributed.log_topology(world(rank))
     assert [message[:6] for message in caplog.messages] == ["node 1"]
 
 

@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from settings import ExpectedError
 from settings.names import find_nearest
 from settings.resolve import show_path
 
@@ -31,7 +32,7 @@ RULES = 1  # changes when the same files give other documents, so that what was 
 EMBEDDED = "python-stdlib"
 
 
-class CorpusError(Exception):
+class CorpusError(ExpectedError):
     """A source that is unknown or cannot be read; the message names the remedy."""
 
 

@@ -1,8 +1,8 @@
-"""train/distributed/wan.py: what nodes at several sites are in for."""
+"""plan/network/wan.py: what nodes at several sites are in for."""
 
 import pytest
 
-from train.distributed import wan
+from plan.network import wan
 
 
 @pytest.mark.parametrize(

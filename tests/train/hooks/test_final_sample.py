@@ -1,14 +1,11 @@
-"""train/main.py and train/hooks/final_sample.py: what a terminal shows of the end of a run."""
+"""train/hooks/final_sample.py: what a terminal shows of a sample."""
 
 import logging
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 
-from train import console, main
+from train import console
 from train.hooks import final_sample
-from train.job import Job
 
 
 @pytest.mark.parametrize(
@@ -32,18 +29,3 @@ def test_what_a_model_writes_cannot_command_a_terminal():
     record = logging.makeLogRecord({"msg": "%s", "args": (text,)})
     assert console.Printable().format(record) == shown
     assert final_sample.excerpt(text) == shown.removesuffix("\n")
-
-
-def test_a_stopped_run_says_what_make_will_report():
-    said: list[tuple[str, ...]] = []
-    job: Any = SimpleNamespace(
-        config=SimpleNamespace(last_step=9000, save_every=10),
-        step=1200,
-        interrupt=SimpleNamespace(asked="SIGINT"),
-        recorder=SimpleNamespace(say=lambda *words: said.append(words)),
-    )
-    main.say_stopped(cast(Job, job))
-    assert said[0][1] == (
-        "\nStopped after step 1,200 and saved a checkpoint. Run the same command to resume. "
-        "(make reports this as Error 75.)"
-    )
