@@ -68,7 +68,6 @@ class RollCall(Members):
     Attributes:
         where: what the nodes are to reach.
         start: tokens of the processes that are to start torchrun together.
-        busy: tokens of those that were told so, and have not spoken since.
         end: how the run ends on all nodes.
         heard: the nodes that were told how it ends.
     """
@@ -79,15 +78,12 @@ class RollCall(Members):
         self.timeout_s = timeout_s
         self.where = where
         self.start: set[str] = set()
-        self.busy: set[str] = set()
         self.end: Verdict | None = None
         self.heard: set[int] = set()
 
     def hear(self, name: int, facts: Facts, address: str, now: float) -> None:
-        token = facts["token"]
-        if token not in self.start:
+        if facts["token"] not in self.start:
             self.start = set()  # a node came back: that attempt has failed
-        self.busy.discard(token)
         super().hear(name, facts, address, now)
 
     def reply(self, name: int, now: float) -> Facts:
@@ -100,7 +96,7 @@ class RollCall(Members):
                 self.end = verdict
         elif facts["token"] in self.start:
             verdict = Verdict(0)
-            self.busy.add(facts["token"])
+            del self.members[name]  # it trains, unless it speaks again
         roll = self.describe_roll(present)
         return {"verdict": verdict, "roll": roll, "missing": self.list_missing(present)}
 
@@ -110,8 +106,7 @@ class RollCall(Members):
     def list_present(self, now: float) -> dict[int, Member]:
         present = {}
         for rank, member in sorted(self.members.items()):
-            is_here = now - member.heard_at < GONE_S and "left" not in member.facts
-            if is_here and member.facts["token"] not in self.busy:
+            if now - member.heard_at < GONE_S and "left" not in member.facts:
                 present[rank] = member
         return present
 
