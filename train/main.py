@@ -210,15 +210,15 @@ def leave_at_once(code: int) -> None:
 
 
 def say_stopped(job: Job) -> None:
-    kept = "and saved a checkpoint. Run the same command to resume."
+    outcome = "and saved a checkpoint. Run the same command to resume."
     if not job.step:
-        kept = "with nothing to save yet. Run the same command to start again."
+        outcome = "with nothing to save yet. Run the same command to start again."
     elif job.config.save_every == 0:
-        kept = "without a checkpoint, because SAVE_EVERY=0."
+        outcome = "without a checkpoint, because SAVE_EVERY=0."
     asked = job.interrupt.asked or "another rank"
     job.recorder.say(
-        f"stopped by {asked} after step {job.step}/{job.config.last_step} {kept}",
-        f"\nStopped after step {job.step:,} {kept} (make reports this as Error 75.)",
+        f"stopped by {asked} after step {job.step}/{job.config.last_step} {outcome}",
+        f"\nStopped after step {job.step:,} {outcome} (make reports this as Error 75.)",
     )
 
 

@@ -76,7 +76,8 @@ def test_the_roll_call_itself_tells_who_is_missing(tmp_path: Path) -> None:
     roll_call = SimpleNamespace(
         say=lambda **facts: {"missing": [1, 2], "roll": "", "verdict": None}
     )
-    rendezvous.ask(roll_call, {"nodes": 3}, state)
+    facts = {"nodes": 3, "node_rank": 0, "host": "a"}
+    rendezvous.call(roll_call, facts, 1.0, iter([False, True]).__next__, state)
     told = state.facts | {"since": NOW - 999}
     fault = only(run_rules.peers(seen(node(0, status=told, progress=None)), c))
     assert fault.text.startswith("waiting for node 1, node 2 for 16:39: 1/3 nodes")

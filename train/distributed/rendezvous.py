@@ -230,46 +230,39 @@ def call(
         state: the run's status, on node 0.
     """
     deadline = time.monotonic() + timeout_s
-    last_news = ""
+    news = ""
     said_at = 0.0
     while not is_stopped():
-        news, verdict, is_called = ask(client, facts, state)
+        last_news = news
+        try:
+            answer = client.say(**facts)
+        except NotAdmitted as error:
+            return Verdict(BAD_SETTING, str(error))
+        except Unreachable as error:
+            news = str(error)
+        else:
+            missing = answer["missing"]
+            if state:
+                here = facts["nodes"] - len(missing)
+                state.phase(f"{WAITING} {here}/{facts['nodes']}", missing=missing)
+            if answer["verdict"]:
+                return Verdict(*answer["verdict"])
+            news = answer["roll"]
+            if 0 in missing:
+                news = f"{client.where} answers, but node 0 is still busy with its last attempt"
+            else:
+                deadline = time.monotonic() + timeout_s
         now = time.monotonic()
-        if is_called:
-            deadline = now + timeout_s
-        elif now > deadline and not verdict:
-            reason = f"node 0 was not reached in {timeout_s:.0f} s: {news}"
-            verdict = Verdict(NODES_MISSING, reason)
-        if verdict:
-            return verdict
+        if now > deadline:
+            return Verdict(NODES_MISSING, f"node 0 was not reached in {timeout_s:.0f} s: {news}")
         if news != last_news or now - said_at > REMIND_S:
             say(f"roll call: {news}")
-            last_news = news
             said_at = now
         time.sleep(BEAT_S)
     end = facts | {"over": INTERRUPTED}
     with contextlib.suppress(Unreachable):
         client.say(**(facts | {"left": True} if in_pod() else end))
     return describe_end(end)
-
-
-def ask(client: Client, facts: Facts, state: Status | None) -> tuple[str, Verdict | None, bool]:
-    """Return what is new, the verdict if there is one, and whether node 0 calls the roll."""
-    try:
-        answer = client.say(**facts)
-    except NotAdmitted as error:
-        return "", Verdict(BAD_SETTING, str(error)), False
-    except Unreachable as error:
-        return str(error), None, False
-    missing = answer["missing"]
-    if state:
-        here = facts["nodes"] - len(missing)
-        state.phase(f"{WAITING} {here}/{facts['nodes']}", missing=missing)
-    news = answer["roll"]
-    if 0 in missing:
-        news = f"{client.where} answers, but node 0 is still busy with its last attempt"
-    verdict = answer["verdict"] and Verdict(*answer["verdict"])
-    return news, verdict, 0 not in missing
 
 
 def announce_end(config: Config, code: int, why: str) -> None:

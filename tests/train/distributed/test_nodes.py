@@ -163,11 +163,6 @@ def test_nodes_without_a_common_disk_resume_from_the_firsts(tmp_path, data, env,
     assert "resumed from step_0000007" in first
     assert relative(losses(tmp_path / "run"), losses(tmp_path / "one" / "run")) < 1e-5
     assert not list((tmp_path / "other" / "run").glob("checkpoints/*"))
-    job = Job(
-        tmp_path, env | {"PARALLEL": "fsdp", "RUN_NAME": "split"}, RUNS_DIR=str(tmp_path / "other")
-    )
-    jobs.append(job)
-    assert "PARALLEL=fsdp: a copy of the weights lies on several nodes" in job.ends(64, 64)[0]
 
 
 def test_a_node_with_a_data_dir_of_its_own_gets_from_the_first_what_it_lacks(

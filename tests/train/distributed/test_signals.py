@@ -75,7 +75,7 @@ store.wait(["what never comes"], datetime.timedelta(seconds=60))
     [
         ("before", "TERM", "end", 75),
         ("before", "INT", "end", 75),
-        ("training", "TERM TERM INT", "", 130),
+        ("training", "TERM INT TERM", "", 143),
     ],
 )
 def test_a_process_that_waits_for_ranks_that_are_gone_is_ended_too(when, numbers, said, code):
