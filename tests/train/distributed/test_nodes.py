@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from record import metrics as record_reader
-from record import status
 from record.run_paths import RunPaths
 from tests.constants import constants
 from tests.faults.inject import Fault, faulty
@@ -52,6 +51,7 @@ class Job:
                 cwd=ROOT,
                 stdout=out,
                 stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
 
     def ends(self, *codes: int) -> list[str]:
@@ -63,34 +63,16 @@ class Job:
         return said
 
     def kill(self, rank):
-        """kill -9 of a node's torchrun and of what it started; its launcher stays."""
-        kill(descendants(self.nodes[rank].pid))
+        """kill -9 of a node's torchrun, with which its processes end; its launcher stays."""
+        pid = self.nodes[rank].pid
+        (torchrun,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        os.kill(int(torchrun), signal.SIGKILL)
 
     def lose(self, rank):
-        """kill -9 of all there is of a node, as when its machine is gone; another takes its place."""
-        kill([self.nodes[rank].pid, *descendants(self.nodes[rank].pid)])
+        """kill -9 of all there is of a node, as when its machine is gone."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.nodes[rank].pid, signal.SIGKILL)
         self.nodes[rank].wait()
-        self.nodes[rank] = self.start(rank)
-
-
-def kill(pids):
-    for pid in pids:
-        with contextlib.suppress(
-            ProcessLookupError
-        ):  # a sleep of the launcher, or what goes with its parent
-            os.kill(pid, signal.SIGKILL)
-
-
-def descendants(pid):
-    """The processes that a process has started, and those that they have."""
-    listed = subprocess.run(
-        ["ps", "-A", "-o", "pid=,ppid="], text=True, check=True, capture_output=True
-    ).stdout
-    pairs = [tuple(map(int, line.split())) for line in listed.splitlines()]
-    found = [pid]
-    for parent in found:
-        found += [child for child, its_parent in pairs if its_parent == parent]
-    return found[1:]
 
 
 @pytest.fixture
@@ -114,16 +96,13 @@ def jobs():
     started: list[Job] = []
     yield started
     for job in started:
-        for rank, node in enumerate(job.nodes):
-            if node.poll() is None:
-                left = descendants(node.pid)
-                node.kill()
-                node.wait()
-                kill(left)
-            job.logs[rank].unlink(missing_ok=True)
+        for rank in range(len(job.nodes)):
+            job.lose(rank)
 
 
-def test_two_nodes_of_which_one_is_killed_follow_one_process(tmp_path, data, env, jobs):
+def test_two_nodes_without_a_common_disk_of_which_one_is_killed_follow_one_process(
+    tmp_path, data, env, jobs
+):
     (tmp_path / "one").mkdir()
     train(
         environment(tmp_path / "one", data, MAX_STEPS=40),
@@ -135,9 +114,10 @@ def test_two_nodes_of_which_one_is_killed_follow_one_process(tmp_path, data, env
             env,
             tmp_path,
             Fault("step", "wait for the save", step=7),
-            Fault("step", "sleep", step=8, rank=1, value=50),
+            Fault("step", "sleep", step=8, rank=1, value=50),  # once
         ),
-    )  # once
+        RUNS_DIR=str(tmp_path / "other"),
+    )
     jobs.append(job)
     wait_until((tmp_path / ".fault_1_rank_1").exists)
     job.kill(1)
@@ -147,22 +127,12 @@ def test_two_nodes_of_which_one_is_killed_follow_one_process(tmp_path, data, env
             "launch: attempt 1 ended with" in said
             and said.count("roll call: all nodes have joined") == 2
         )
+    assert "the nodes do not share" in first and "resumed from step_0000005" in first
+    assert not list((tmp_path / "other" / "run").glob("checkpoints/*"))
     assert "waiting for peers" not in job.run.status.read_text()
     records = list(record_reader.read_records(job.run.metrics))
     assert [r["event"] for r in records].count("resume") == 1
     assert relative(losses(job.run.folder), losses(tmp_path / "one" / "run")) < 1e-5
-
-
-def test_nodes_without_a_common_disk_resume_from_the_firsts(tmp_path, data, env, jobs):
-    (tmp_path / "one").mkdir()
-    train(environment(tmp_path / "one", data, MAX_STEPS=12))
-    for steps in ("7", "12"):
-        jobs.append(Job(tmp_path, env | {"MAX_STEPS": steps}, RUNS_DIR=str(tmp_path / "other")))
-        first, _ = jobs[-1].ends(0, 0)
-        assert "the nodes do not share" in first
-    assert "resumed from step_0000007" in first
-    assert relative(losses(tmp_path / "run"), losses(tmp_path / "one" / "run")) < 1e-5
-    assert not list((tmp_path / "other" / "run").glob("checkpoints/*"))
 
 
 def test_a_node_with_a_data_dir_of_its_own_gets_from_the_first_what_it_lacks(
@@ -219,16 +189,6 @@ def test_a_node_with_a_data_dir_of_its_own_gets_from_the_first_what_it_lacks(
         assert got and got.items() <= made.items() and len(got) > len(made) // 2
 
 
-def test_make_stop_on_the_first_node_saves_and_stops_both(tmp_path, env, jobs):
-    job = Job(tmp_path, env | {"MAX_STEPS": "4000"})
-    jobs.append(job)
-    wait_for(job.run.metrics, '"event": "step"')
-    assert "stopped" in status.stop(job.run)
-    first, second = job.ends(75, 75)
-    assert "starting again" not in first + second
-    assert any(job.run.checkpoints.iterdir())
-
-
 # ---- As in pods
 
 # Steps that take long enough to be stopped between them.
@@ -272,23 +232,9 @@ def test_three_nodes_of_which_the_first_is_gone_and_replaced(tmp_path, data, env
     jobs.append(job)
     wait_for(job.run.metrics, '"event": "checkpoint"')
     job.lose(0)
+    job.nodes[0] = job.start(0)  # another takes its place
     said = job.ends(0, 0, 0)
     for rank in (1, 2):
         assert "launch: attempt 1 ended with" in said[rank] and "restart 1 of 3" in said[rank]
     events = [r["event"] for r in record_reader.read_records(job.run.metrics)]
     assert events.count("resume") == 1 and max(losses(job.run.folder)) == 40
-
-
-def test_a_node_with_bad_data_ends_all_at_once_and_says_why_last(tmp_path, env, jobs):
-    env = with_fault(
-        env,
-        tmp_path,
-        "from train.data.manifest import DataError",
-        "def broken(*_, **__): raise DataError('shard 7 is damaged')",
-        "if rank == '1': prepare.open_sources = broken",
-    )
-    job = Job(tmp_path, env | {"K8S_NODE": "machine"})
-    jobs.append(job)
-    said = job.ends(78, 78)
-    assert said[1].splitlines()[-1] == "launch: exit code 78: shard 7 is damaged"
-    assert "ended with exit code 78" in said[0]
