@@ -29,8 +29,7 @@ MODULES: dict[str, str] = {
     "SITE_WAIT_S": "train.timeouts",
     "SYNC_STREAMS": "train.diloco.site_registry",
     "SYNC_TIMEOUT_S": "train.timeouts",
-    "LIGHTHOUSE": "train.diloco.lighthouse_pod",
-    "LOOK_S": "train.diloco.lighthouse_pod",
+    "LOOK_S": "train.diloco.lighthouse",
     "PYTHON": "train.launcher",
 }
 

@@ -22,7 +22,6 @@ TREES = {path: ast.parse(path.read_text()) for path in MODULES}
 READS_ENVIRONMENT = {
     # Those that start processes, and set what these read: threads, allocators, torchrun's variables.
     "doctor/gpu_probe/start.py",
-    "train/diloco/lighthouse_pod.py",
     "train/launcher.py",
     "train/start_node.py",
     "train/tune.py",

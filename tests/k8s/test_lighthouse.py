@@ -1,4 +1,4 @@
-"""train/diloco/lighthouse_pod.py, which ends the lighthouse when its run has, and what the tests' cluster does for it: a
+"""train/diloco/lighthouse.py in a pod, where it ends when its run has, and what the tests' cluster does for it: a
 container that is started again, owners that are not waited for, Jobs whose time is up."""
 
 import os
@@ -6,11 +6,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from record.run_paths import RunPaths
 from settings import ROOT
 from tests.cluster_sim.cluster import Cluster
 from tests.cluster_sim.kubelet import Ports
@@ -18,99 +18,65 @@ from tests.constants import constants
 from tests.k8s.test_cluster import JOB, POD, changed
 from tests.k8s.test_controller import until
 from tests.k8s.test_kubelet import ended, pod_of
+from train.diloco.lighthouse import is_over
 
-Start = Callable[[], subprocess.Popen[str]]
-
-# What stands for the lighthouse, that ends as told, or by itself.
-STUB = """
-trap 'echo told; exit 0' TERM; echo up; [[ -z ${ENDS-} ]] || exit "$ENDS"; while :; do sleep 0.05; done
-"""
-
-# Constants cannot be replaced in a module that runs by -m.
-MAIN = "import sys; from train.diloco import lighthouse_pod; sys.exit(lighthouse_pod.main())"
+SINCE_NS = 10**18
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    """A run's folder of two sites; each has ended well before the lighthouse is there."""
+def end_site(run: RunPaths, site: int, code: int, ns: int) -> None:
+    """Leave behind what a site's pod does."""
+    word = run.of_site(site).last_word
+    word.parent.mkdir(parents=True, exist_ok=True)
+    word.write_text(f"{code}\n")
+    os.utime(word, ns=(ns, ns))
+
+
+@pytest.mark.parametrize(
+    ("ends", "expected"),
+    [
+        ([(0, 1), (0, 1)], True),
+        ([(0, 1)], False),
+        ([(0, 1), (0, -1)], False),  # that of an earlier job
+        ([(0, 1), (64, 1)], True),  # these codes end the Job
+        ([(78, 1)], True),
+        ([(78, -1)], False),
+        ([(70, 1), (143, 1)], False),
+    ],
+)
+def test_the_run_is_over_when_all_sites_are_done_or_one_ends_the_job(
+    tmp_path: Path, ends: list[tuple[int, int]], expected: bool
+) -> None:
+    run = RunPaths(tmp_path)
+    for site, (code, later_ns) in enumerate(ends):
+        end_site(run, site, code, SINCE_NS + later_ns)
+    assert is_over(run, 2, SINCE_NS) is expected
+
+
+def test_it_comes_back_after_a_stop_and_ends_with_the_run(tmp_path: Path, free_port: int) -> None:
+    pytest.importorskip("torchft")
     (tmp_path / "tmp").mkdir()
-    (tmp_path / "runs" / "run" / "site_1").mkdir(parents=True)
-    for folder in ("", "site_1"):
-        over(tmp_path / "runs" / "run" / folder, 0, ago_s=60)
-    return tmp_path / "runs" / "run"
 
-
-def over(folder: Path, code: int, ago_s: float = 0) -> None:
-    """What a site's pod leaves behind."""
-    (folder / ".over").write_text(f"{code}\n")
-    os.utime(folder / ".over", (time.time() - ago_s + 1, time.time() - ago_s + 1))
-
-
-@pytest.fixture
-def start(run: Path) -> Start:
-    def started(**more: str) -> subprocess.Popen[str]:
-        folder = run.parent.parent
+    def start() -> subprocess.Popen[str]:
+        settings = {"RUN_NAME": "run", "SYNC": "diloco", "SITES": "2", "NODES": "2"}
+        where = {"LIGHTHOUSE": f"127.0.0.1:{free_port}", "K8S_NODE": "a"}
+        folders = {"TMPDIR": str(tmp_path / "tmp"), "RUNS_DIR": str(tmp_path)}
         return subprocess.Popen(
-            [sys.executable, "-c", MAIN],
+            [sys.executable, "-m", "train.diloco.lighthouse"],
             cwd=ROOT,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
             text=True,
-            env=os.environ
-            | {
-                "TMPDIR": str(folder / "tmp"),
-                "RUNS_DIR": str(run.parent),
-                "RUN_NAME": "run",
-                "SYNC": "diloco",
-                "SITES": "2",
-                "NODES": "2",
-                **constants(LOOK_S=0.1, LIGHTHOUSE=["bash", "-c", STUB]),
-                **more,
-            },
+            env=os.environ | settings | where | folders | constants(LOOK_S=0.1),
         )
 
-    return started
-
-
-def is_up(process: subprocess.Popen[str]) -> None:
-    assert process.stdout and process.stdout.readline() == "up\n"
-
-
-def test_it_ends_when_all_sites_are_done_and_not_by_what_an_earlier_job_left(
-    start: Start, run: Path
-) -> None:
     process = start()
-    is_up(process)
-    over(run, 0)
-    with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(1.0)
-    over(run / "site_1", 0)
-    assert process.wait(120) == 0 and "the run is over" in process.communicate()[0]
-
-
-@pytest.mark.parametrize(("code", "ends"), [(64, True), (78, True), (70, False), (143, False)])
-def test_one_site_is_enough_where_its_code_ends_the_job(
-    start: Start, run: Path, code: int, ends: bool
-) -> None:
-    process = start()
-    is_up(process)
-    over(run / "site_1", code)
-    if ends:
-        assert process.wait(120) == 0
-        return
-    with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(1.0)
+    assert process.stdout and "lighthouse on port" in process.stdout.readline()
     process.send_signal(signal.SIGTERM)
     assert process.wait(120) == 143
-
-
-def test_one_that_dies_is_not_taken_for_the_end_and_hears_of_it_once_it_is_back(
-    start: Start, run: Path
-) -> None:
-    assert start(ENDS="137").wait(120) == 137
-    over(run, 0)
-    over(run / "site_1", 0)  # while it was away
-    assert start().wait(120) == 0
+    for site in (0, 1):
+        end_site(RunPaths(tmp_path / "run"), site, 0, time.time_ns())  # while it was away
+    process = start()
+    assert process.wait(120) == 0
+    assert "the run is over" in process.communicate()[0]
 
 
 # ---- The tests' cluster

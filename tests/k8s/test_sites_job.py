@@ -105,12 +105,13 @@ def test_the_lighthouse_is_a_small_job_with_a_name_of_its_own(tmp_path: Path) ->
                                 "--",
                                 "/opt/venv/bin/python",
                                 "-m",
-                                "train.diloco.lighthouse_pod",
+                                "train.diloco.lighthouse",
                             ],
                             "securityContext": TIGHTLY,
                             "envFrom": [{"configMapRef": {"name": settings}}],
                             "env": [
                                 {"name": "WANDB_MODE", "value": "disabled"},
+                                field_ref("K8S_NODE", "spec.nodeName"),
                                 {
                                     "name": "RUN_SECRET",
                                     "valueFrom": {

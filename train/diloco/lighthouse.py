@@ -1,82 +1,137 @@
 """`make lighthouse`: what tells the sites of a run of each other, on any machine that all of them reach.
 
-    python -m train.diloco.lighthouse      until SIGTERM or Ctrl-C; LIGHTHOUSE=host:port says which port
+    python -m train.diloco.lighthouse      LIGHTHOUSE=host:port says on which port
 
-torchft's lighthouse listens on that port, on all addresses, and the desk (site_registry.py) on the next. Neither keeps anything:
-started again, both know within seconds what they knew. While it is away sites train on, and wait at their next
-exchange. The desk knows the run's sites by their secret, but nothing is encrypted, and torchft's port asks
-nobody who he is: both belong into a private network.
+It serves until SIGTERM or Ctrl-C; in a pod, where each site's pod writes how it ended
+(RunPaths.last_word), until the run is over. torchft's lighthouse listens on that port, on all
+addresses, and the registry of sites (site_registry.py) on the next. Neither keeps anything: started
+again, both know within seconds what they knew. While it is away sites train on, and wait at their
+next exchange. The registry knows the run's sites by their secret, but nothing is encrypted, and
+torchft's port asks nobody who he is: both belong into a private network.
 """
 
 import contextlib
 import logging
 import signal
 import sys
+import tempfile
 import threading
+from pathlib import Path
 
-from settings import SettingsError
+from record.exit_codes import BAD_DATA, BAD_SETTING, DONE, INTERRUPTED
+from record.run_paths import RunPaths
+from settings import ROOT, SettingsError
 from settings.addresses import split_address
 from settings.config import Config
 from train import timeouts
+from train.distributed.pod import in_pod
 
 log = logging.getLogger(__name__)
 
 TICK_MS = 100  # how often it looks whether an exchange can begin
 DEAD_MS = 5000  # who has not been heard of for so long is not waited for
+LOOK_S = 2.0  # between two looks at whether the run is over
 DEFAULT = "0.0.0.0:29510"
 
 
 def main() -> int:
-    """Serve until told to stop; returns the exit code."""
+    """Serve to the end. Returns the exit code: 0, or 143 in a pod whose run is not over."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-    over = threading.Event()
+    stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: over.set())
+        signal.signal(number, lambda *_: stop.set())
     try:
-        c = Config.load()
-        port = int((c.lighthouse or DEFAULT).rpartition(":")[2])
-        serve(c, port, over)
+        config = Config.load()
+        servers = serve(config)
     except SettingsError as error:
         sys.stderr.write(f"{error}\n")
-        return 64
-    return 0
+        return BAD_SETTING
+    code = DONE
+    if in_pod():
+        code = wait_for_run(config, stop)
+    else:
+        stop.wait()
+    for server in servers:
+        server.shutdown()
+    log.info("lighthouse: %s", "told to stop" if stop.is_set() else "the run is over")
+    return code
 
 
-def serve(c: Config, port: int, over: threading.Event) -> None:
-    """Listen until it is over. Raises SettingsError where a port is taken."""
+def serve(config: Config) -> tuple:
+    """Serve in threads. Returns both servers. Raises SettingsError where a port is taken."""
     from torchft.coordination import LighthouseServer  # these take seconds to import
 
     from train.diloco import site_registry
     from train.distributed import run_secret
 
+    where = config.lighthouse or DEFAULT
+    host, port = split_address(where, 0)
     try:
-        server = LighthouseServer(
+        lighthouse = LighthouseServer(
             f"[::]:{port}",
-            min_replicas=c.min_sites,
+            min_replicas=config.min_sites,
             join_timeout_ms=1000 * timeouts.SITE_WAIT_S,
             quorum_tick_ms=TICK_MS,
             heartbeat_timeout_ms=DEAD_MS,
         )
         with contextlib.suppress(OSError):  # pods may not write: node 0 does
-            run_secret.make_secret(c)
-        visitors = site_registry.serve_sites(
-            c, split_address(c.lighthouse or DEFAULT, port)[0], port + 1
-        )
+            run_secret.make_secret(config)
+        registry = site_registry.serve_sites(config, host, port + 1)
     except Exception as error:
         raise SettingsError(
             [
-                f"LIGHTHOUSE={c.lighthouse or DEFAULT}: ports {port} and {port + 1} cannot be listened on "
-                f"here ({str(error).splitlines()[0]}); end what does, or choose others for all sites, "
+                f"LIGHTHOUSE={where}: ports {port} and {port + 1} cannot be listened on here "
+                f"({str(error).splitlines()[0]}); end what does, or choose others for all sites, "
                 f"such as {port + 10} and {port + 11}"
             ]
         ) from None
-    log.info("lighthouse on port %d, desk on port %d, MIN_SITES=%d", port, port + 1, c.min_sites)
-    if secret := run_secret.describe_file(c, sys.stdout.isatty()):
+    log.info(
+        "lighthouse on port %d, registry on port %d, MIN_SITES=%d", port, port + 1, config.min_sites
+    )
+    if secret := run_secret.describe_file(config, sys.stdout.isatty()):
         log.info("%s", secret)
-    over.wait()
-    visitors.shutdown()
-    server.shutdown()
-    log.info("lighthouse: told to stop")
+    return registry, lighthouse
+
+
+# ---- In a pod
+
+
+def wait_for_run(config: Config, stop: threading.Event) -> int:
+    """Return DONE when the run is over, INTERRUPTED when told to stop before."""
+    run = RunPaths.of_node(config, ROOT)
+    since_ns = mark_begin()
+    while not is_over(run, config.sites, since_ns):
+        if stop.wait(LOOK_S):
+            return INTERRUPTED
+    return DONE
+
+
+def is_over(run: RunPaths, sites: int, since_ns: int) -> bool:
+    """Whether no site will come back: all are done, or one ended the Job by its exit code.
+
+    since_ns: what a site wrote before is from an earlier job.
+    """
+    done = 0
+    for site in range(sites):
+        word = run.of_site(site).last_word
+        try:
+            if word.stat().st_mtime_ns <= since_ns:
+                continue
+            code = int(word.read_text())
+        except (OSError, ValueError):
+            continue
+        if code in (BAD_SETTING, BAD_DATA):
+            return True
+        done += code == DONE
+    return done == sites
+
+
+def mark_begin() -> int:
+    """Return when this pod began, in ns, also if its container was restarted."""
+    mark = Path(tempfile.gettempdir(), "lighthouse.begun")
+    with contextlib.suppress(FileExistsError):
+        mark.touch(exist_ok=False)
+    return mark.stat().st_mtime_ns
 
 
 if __name__ == "__main__":
