@@ -3,7 +3,8 @@
 from settings.checks import find_site_problem
 from settings.config import Config
 from settings.finding import FAIL, PASS, WARN, Finding
-from train.diloco.site_registry import Desk, NoDesk, own_address
+from train.diloco.site_registry import SiteClient, own_address
+from train.distributed.registry import Unreachable
 
 NAME = "lighthouse"
 
@@ -38,10 +39,9 @@ def address(c: Config) -> list[Finding]:
 
 
 def reached(c: Config) -> Finding:
-    desk = Desk(c, {})
     try:
-        there = sorted(desk.read())
-    except NoDesk as error:
+        there = sorted(SiteClient(c, {}).read())
+    except Unreachable as error:
         return Finding(
             NAME,
             WARN,

@@ -16,7 +16,6 @@ from bench.wan_lab.network import address_of
 from doctor.gpu_probe.messages import say
 
 PORT = 29600
-TIMEOUT_S = 120
 
 
 def group(
@@ -29,7 +28,7 @@ def group(
         return dist.all_reduce
     from train.diloco.allreduce import StripedGloo
 
-    engine = StripedGloo(address_of(rank), streams, getattr(torch, dtype), TIMEOUT_S)
+    engine = StripedGloo(address_of(rank), streams, getattr(torch, dtype))
     engine.configure(f"{address_of(0)}:{PORT}/lab", f"site_{rank}", rank, sites)
     options = dist.AllreduceOptions()
 

@@ -49,7 +49,7 @@ def steps(site: Site, made: int, count: int, wait_s: float) -> dict[str, Any]:
     exchange_s, committed, sites = [], [], []
     for step in range(made, made + count):
         time.sleep(wait_s)
-        if site.is_due(step + 1) or site.is_landing(step + 1):
+        if site.is_due(step + 1):
             counts = site.exchange(step + 1)
             if counts is not None:  # it has ended
                 stall_s += site.waited_s
@@ -62,7 +62,7 @@ def steps(site: Site, made: int, count: int, wait_s: float) -> dict[str, Any]:
         "compute_s": count * wait_s,
         "stall_s": stall_s,
         "exchange_s": exchange_s,
-        "network_s": site.striped.seconds,
+        "network_s": site.gloo.seconds,
         "committed": all(committed),
         "sites": sites,
     }
@@ -74,8 +74,9 @@ def main(elements: int, wait_s: float, slower: float, settings: dict[str, str]) 
     torch.set_num_threads(1)
     world = World(0, 0, 0, 1, torch.device("cpu"), "CPU", own_address(c.lighthouse))
     # no site is away here, and so no moments of its optimizer travel
-    site = Site(c, world, Blocks(elements, c.n_layer), cast(Optimizer, None), lambda: False)
-    site.stand({}, step=0, exchanges=0, base=0)
+    site = Site(
+        c, world, Blocks(elements, c.n_layer), cast(Optimizer, None), lambda: False, 0, {}, {}
+    )
     for _ in range(c.sync_fragments):
         site.exchange(0)  # connections are made, and buffers
         if site.in_flight:

@@ -26,10 +26,10 @@ from torchft.process_group import ProcessGroup, create_store_client
 
 # Numbers per piece, at most, times the members: what make wan-lab finds best with SYNC_STREAMS.
 PIECES = 2**21
-# Numbers in the pieces of all streams, which share a link: less than STALL_S at 10 Mbit/s.
-UNDER_WAY = 2**24
-STALL_S = 60.0  # a piece that takes longer never arrives: the link is down, or a peer hangs
 JOIN_S = 60.0  # for the members to connect
+# A piece that takes longer never arrives: the link is down, or a member hangs. One that fetches
+# weights first, since it was away, has as long.
+STALL_S = 300.0
 
 
 class Pending(dist._Work):
@@ -43,7 +43,10 @@ class Pending(dist._Work):
         pieces: Sequence["concurrent.futures.Future[None]"],
     ):
         super().__init__()
-        self.group, self.tensor, self.buffer, self.pieces = group, tensor, buffer, pieces
+        self.group = group
+        self.tensor = tensor
+        self.buffer = buffer
+        self.pieces = pieces
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
         concurrent.futures.wait(
@@ -71,13 +74,15 @@ class StripedGloo(ProcessGroup):
         address: of this site, at which the others reach it.
         streams: connections to each of them.
         dtype: of the numbers on the wire.
-        first_s: how many seconds the first piece may take if a member fetches weights before.
     """
 
-    def __init__(self, address: str, streams: int, dtype: torch.dtype, first_s: float):
+    def __init__(self, address: str, streams: int, dtype: torch.dtype):
         super().__init__(0, 1)
-        self.address, self.streams, self.dtype, self.first_s = address, streams, dtype, first_s
-        self.members, self.rank_here, self.sites = 1, 0, list[int]()
+        self.address = address
+        self.dtype = dtype
+        self.members = 1
+        self.rank_here = 0
+        self.sites: list[int] = []
         self.groups: list[Any] = []
         # one thread for each stream, so that its pieces follow one another in the same order at all sites
         self.threads = [
@@ -86,7 +91,6 @@ class StripedGloo(ProcessGroup):
         self.failed: Exception | None = None
         self.is_double = False  # an earlier member has this site's number
         self.next_stream = 0  # for the next piece
-        self.expect(heals=False)
         self.reset()
 
     # ---- What torchft's manager calls
@@ -107,8 +111,11 @@ class StripedGloo(ProcessGroup):
         store_addr: host:port/prefix, another prefix each time. Raises if a member cannot be reached in JOIN_S.
         """
         self.abort()
-        self.failed, self.next_stream = None, 0
-        self.members, self.rank_here, self.sites = world_size, rank, list(global_ranks or [])
+        self.failed = None
+        self.next_stream = 0
+        self.members = world_size
+        self.rank_here = rank
+        self.sites = list(global_ranks or [])
         self.is_double = rank < len(self.sites) and self.sites[rank] in self.sites[:rank]
         if world_size > 1:
             connecting = [
@@ -127,7 +134,7 @@ class StripedGloo(ProcessGroup):
         if op != dist.ReduceOp.SUM:
             raise ValueError(f"StripedGloo only adds up, and was asked for {op}")
         values = tensor.view(-1)
-        pieces = pieces_of(len(values), self.members, self.streams)
+        pieces = pieces_of(len(values), self.members)
         if self.members == 1 or not pieces:
             return Pending(self, tensor, values, [])
 
@@ -142,25 +149,19 @@ class StripedGloo(ProcessGroup):
         parts = []
         for begin, end in pieces:
             stream = self.next_stream
-            self.next_stream = (stream + 1) % self.streams
-            deadline_s, self.deadlines_s[stream] = self.deadlines_s[stream], STALL_S
+            self.next_stream = (stream + 1) % len(self.threads)
             piece = buffer[begin:end]
             parts.append(
-                self.threads[stream].submit(
-                    self.add_up, self.groups[stream], piece, copied, deadline_s
-                )
+                self.threads[stream].submit(self.add_up, self.groups[stream], piece, copied)
             )
             self.bytes_sent += 2 * (self.members - 1) * piece.nbytes // self.members
         return Pending(self, tensor, buffer, parts)
 
-    def expect(self, heals: bool) -> None:
-        """Set the deadlines of an exchange's first pieces. heals: a member of the quorum fetches weights first."""
-        first_s = self.first_s if heals else JOIN_S + STALL_S
-        self.deadlines_s = [first_s] * self.streams
-
     def reset(self) -> None:
         """Begin another exchange: bytes_sent and seconds are of that."""
-        self.bytes_sent, self.began, self.seconds = 0, time.perf_counter(), 0.0
+        self.bytes_sent = 0
+        self.seconds = 0.0
+        self.began = time.perf_counter()
 
     def errored(self) -> Exception | None:
         """Return what went wrong since the members last changed, so that the manager has them connect anew."""
@@ -182,35 +183,36 @@ class StripedGloo(ProcessGroup):
         gloo: Any = dist.ProcessGroupGloo
         options = gloo._Options()  # the only way to say at which address it listens
         options._devices = [gloo.create_device(hostname=self.address)]
-        options._timeout, options._threads = timeout, 1
+        options._timeout = timeout
+        options._threads = 1
         store = create_store_client(f"{store_addr}/stream_{stream}", timeout)
         return gloo(store, self.rank_here, self.members, options)
 
-    def add_up(self, group: Any, piece: Tensor, copied: Any, deadline_s: float) -> None:
+    def add_up(self, group: Any, piece: Tensor, copied: Any) -> None:
         """Replace a piece by its sum. Once one piece has failed the others are not tried."""
         if self.failed:
             raise RuntimeError(f"given up, since another piece failed: {self.failed}")
         try:
             if copied:
                 copied.synchronize()
-            parts = self.swap(group, piece, deadline_s).view(self.members, -1)
+            parts = self.swap(group, piece).view(self.members, -1)
             total = parts.sum(0, dtype=torch.float32).to(self.dtype)
-            piece.copy_(self.swap(group, total.repeat(self.members), STALL_S))
+            piece.copy_(self.swap(group, total.repeat(self.members)))
         except Exception as error:
             self.failed = self.failed or error
             raise
 
-    def swap(self, group: Any, values: Tensor, deadline_s: float) -> Tensor:
+    def swap(self, group: Any, values: Tensor) -> Tensor:
         """All-to-all: send the i-th part of the values to the i-th member. Returns what came, in the members' order."""
         options = dist.AllToAllOptions()
-        options.timeout = datetime.timedelta(seconds=deadline_s)
+        options.timeout = datetime.timedelta(seconds=STALL_S)
         arrived = torch.empty_like(values)
         sent, received = values.view(torch.uint8), arrived.view(torch.uint8)
         group.alltoall_base(received, sent, [], [], options).wait()
         return arrived
 
 
-def pieces_of(numbers: int, members: int, streams: int = 1) -> list[tuple[int, int]]:
+def pieces_of(numbers: int, members: int) -> list[tuple[int, int]]:
     """Return (begin, end) of the pieces of a tensor: equally long, and the same on all members.
 
     The length is a multiple of `members`; the last piece may end behind the numbers. Of no numbers there is no piece:
@@ -218,7 +220,6 @@ def pieces_of(numbers: int, members: int, streams: int = 1) -> list[tuple[int, i
     """
     if not numbers:
         return []
-    longest = min(PIECES // members, UNDER_WAY // streams)
-    pieces = math.ceil(numbers / longest)
+    pieces = math.ceil(numbers / (PIECES // members))
     length = math.ceil(numbers / (pieces * members)) * members
     return [(begin, begin + length) for begin in range(0, numbers, length)]

@@ -7,15 +7,16 @@ import contextlib
 import datetime
 import logging
 import time
-import types
 import zlib
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torchft.manager import Manager
 
+from train import timeouts
 from train.diloco.result import ToldToStop
-from train.distributed.world import PeersMissing
+from train.distributed.world import PeersMissing, sum_over_ranks
 
 log = logging.getLogger(__name__)
 
@@ -35,37 +36,29 @@ class NumberedByMembers:
     members go into the number, and the exchange into the place. A site that was away may even know
     the number of these members from before and would not connect anew, as the others do: where a
     site is behind, the exchange goes into the number too.
-
-    Args:
-        say_heals: told whether any member has weights to fetch first.
     """
 
-    def __init__(self, client: Any, say_heals: Callable[[bool], None]):
+    def __init__(self, client: Any):
         self.client = client
-        self.say_heals = say_heals
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.client, name)
 
-    def _quorum(self, **asked: Any) -> Any:
-        found = self.client._quorum(**asked)
-        facts = {name: getattr(found, name) for name in dir(found) if not name.startswith("_")}
-        heals = found.max_world_size < found.replica_world_size
-        members = repr((found.replica_ids, found.max_step if heals else None))
-        facts["quorum_id"] = found.quorum_id << 32 | zlib.crc32(members.encode())
-        facts["store_address"] = f"{found.store_address}/{found.max_step}"
-        self.say_heals(heals)
-        return types.SimpleNamespace(**facts)
+    def _quorum(self, **request: Any) -> Any:
+        quorum = self.client._quorum(**request)
+        is_healing = quorum.max_world_size < quorum.replica_world_size
+        members = repr((quorum.replica_ids, quorum.max_step if is_healing else None))
+        quorum.quorum_id = quorum.quorum_id << 32 | zlib.crc32(members.encode())
+        quorum.store_address = f"{quorum.store_address}/{quorum.max_step}"
+        return quorum
 
 
 class Quorums(Manager):
     """torchft's manager of one process. It asks again where the lighthouse is away, and can be told to stop.
 
     Args:
-        agree: takes whether this rank's wait is over, and whether it failed. Returns whether the
-            waits of all ranks of the site are over, whether any failed, and whether any rank was
-            told to stop. All ranks call it together.
-        patience_s: for a lighthouse that does not answer.
+        is_told: whether this process was told to stop.
+        group: the processes of this site, which wait for a quorum together.
         lighthouse: its address, for messages.
         manager: arguments of torchft's manager.
 
@@ -73,20 +66,14 @@ class Quorums(Manager):
         is_given_up: whether a thread may still wait for a quorum.
     """
 
-    def __init__(
-        self,
-        agree: Callable[[bool, bool], tuple[bool, bool, bool]],
-        patience_s: float,
-        lighthouse: str,
-        **manager: Any,
-    ):
-        self.agree = agree
-        self.patience_s = patience_s
+    def __init__(self, is_told: Callable[[], bool], group: Any, lighthouse: str, **manager: Any):
+        self.is_told = is_told
+        self.group = group
         self.lighthouse = lighthouse
         self.is_given_up = False
         self.agreed_on: Any = None  # a quorum that all ranks of the site know of
         super().__init__(**manager)
-        self._client: Any = NumberedByMembers(self._client, manager["pg"].expect)
+        self._client: Any = NumberedByMembers(self._client)
 
     def start_quorum(
         self,
@@ -98,8 +85,9 @@ class Quorums(Manager):
 
         Raises ToldToStop, PeersMissing.
         """
-        deadline = time.monotonic() + self.patience_s
-        is_said = False
+        patience_s = timeouts.SYNC_TIMEOUT_S
+        deadline = time.monotonic() + patience_s
+        is_logged = False
         while True:
             self._quorum_future = None  # of one that has failed, torchft would raise its error anew
             try:
@@ -108,45 +96,46 @@ class Quorums(Manager):
                 trouble = str(error).splitlines()[0]
             if time.monotonic() > deadline:
                 raise PeersMissing(
-                    f"LIGHTHOUSE={self.lighthouse}: no quorum of sites in {self.patience_s:.0f} s: "
+                    f"LIGHTHOUSE={self.lighthouse}: no quorum of sites in {patience_s:.0f} s: "
                     f"{trouble}; look at make lighthouse there, and at the network"
                 )
-            if not is_said:
+            if not is_logged:
                 log.warning(
                     "the lighthouse at %s does not answer (%s); trying for %.0f s",
                     self.lighthouse,
                     trouble,
-                    self.patience_s,
+                    patience_s,
                 )
-                is_said = True
+                is_logged = True
             time.sleep(RETRY_S)
 
     def wait_quorum(self) -> None:
         """Wait for the quorum, in slices between which a signal is heard. Raises ToldToStop."""
         future: Any = self._quorum_future
         began = time.monotonic()
-        is_said = False
+        is_logged = False
         while future is not self.agreed_on:  # torchft waits once more before each sum
             with contextlib.suppress(TimeoutError):
                 future.exception(LOOK_S)
             is_over = future.done()
             has_failed = is_over and future.exception() is not None
-            all_over, any_failed, is_stopped = self.agree(is_over, has_failed)
-            if all_over:
+            votes = torch.tensor([float(is_over), float(has_failed), float(self.is_told())])
+            over, failed, told = sum_over_ranks(votes, self.group).tolist()
+            if over == self._group_world_size:
                 self.agreed_on = future
-                if any_failed and not has_failed:
+                if failed and not has_failed:
                     raise ConnectionError("another process of this site got none")
-            elif is_stopped:
+            elif told:
                 # The others would else begin with this site, which is about to go.
                 self.shutdown(wait=False)
                 self.is_given_up = True
                 raise ToldToStop
-            if not is_said and time.monotonic() - began > SAY_S:
+            if not is_logged and time.monotonic() - began > SAY_S:
                 log.warning(
                     "waiting for a quorum of sites for %.0f s: the lighthouse at %s is away, or a "
                     "site that is up is not there yet",
                     SAY_S,
                     self.lighthouse,
                 )
-                is_said = True
+                is_logged = True
         super().wait_quorum()

@@ -1,8 +1,4 @@
-"""How an exchange between sites ended: with a result, or without. Loads nothing of torchft, which takes seconds."""
-
-APART = -(
-    10**9
-)  # exchanges of a site that must take over others' weights, and of which none takes its own
+"""How the wait for other sites may end. Loads nothing of torchft, which takes seconds."""
 
 
 class ToldToStop(Exception):

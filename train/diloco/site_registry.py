@@ -20,7 +20,8 @@ from train.distributed.signed_http import SignedServer
 SYNC_STREAMS = 16  # connections between two sites: one alone does not fill 1 Gbit/s at 30 ms
 BEAT_S = 2.0  # between two beats
 LOOK_S = 3 * BEAT_S  # who has not spoken by then is gone
-NoDesk = Unreachable  # the registry of sites cannot be reached; the message says where it should be
+
+Sites = dict[int, Facts]
 
 
 def own_address(lighthouse: str) -> str:
@@ -39,60 +40,51 @@ def serve_sites(config: Config, host: str, port: int) -> SignedServer:
     return serve(Members(), host, port, functools.partial(run_secret.find_secret, config))
 
 
-class Desk(Client):
+class SiteClient(Client):
     """What a site says and hears. One process of the site has it; `said` is what it says."""
 
     def __init__(self, config: Config, facts: Facts):
-        """facts: who this is, beside `outer`, the number of exchanges that it has seen."""
         host, port = split_address(config.lighthouse, 0)
         advice = run_secret.describe_missing(config)
         find_secret = functools.partial(run_secret.find_secret, config)
         super().__init__(host, port + 1, config.site_rank, find_secret, advice)
         self.sites = config.sites
-        self.said |= facts | {"outer": 0}
+        self.said |= facts
         self.over = threading.Event()
-        self.thread = threading.Thread(target=self.speak, name="desk", daemon=True)
+        self.heartbeat = threading.Thread(target=self.beat, name="site-heartbeat", daemon=True)
 
-    def read(self) -> dict[int, Facts]:
-        """Return what each site of the run says that has not left. Raises NoDesk."""
+    def read(self) -> Sites:
+        """Return what each site of the run says that has not left. Raises Unreachable."""
         members = super().read().items()
-        return {site: said for site, said in members if site < self.sites and "left" not in said}
+        return {site: facts for site, facts in members if site < self.sites and "left" not in facts}
 
-    def living(
-        self, patience_s: float, enough: Callable[[dict[int, Facts]], object] = lambda heard: False
-    ) -> dict[int, Facts]:
-        """Return what those other sites say that live. Raises NoDesk.
+    def listen(self, enough: Callable[[Sites], bool]) -> Sites:
+        """Return the other sites that speak from now on, once they are enough or LOOK_S has passed.
 
-        Looks for patience_s, or until what it heard is enough, or all live.
+        Raises Unreachable.
         """
 
-        def others(heard: dict[int, Facts]) -> dict[int, Facts]:
-            return {site: said for site, said in heard.items() if site != self.name}
+        def others(heard: Sites) -> Sites:
+            return {site: facts for site, facts in heard.items() if site != self.name}
 
-        def is_enough(heard: dict[int, Facts]) -> object:
-            return len(others(heard)) == self.sites - 1 or enough(others(heard))
+        return others(self.listen_for(LOOK_S, lambda heard: enough(others(heard))))
 
-        return others(self.listen_for(patience_s, is_enough))
-
-    def double(self) -> Facts | None:
+    def find_duplicate(self) -> Facts | None:
         """Return what another process says that is this site and lives. Ask before speaking."""
         if self.name not in self.read():
             return None
         return self.listen_for(LOOK_S, lambda heard: self.name in heard).get(self.name)
 
-    def live(self) -> None:
-        """Speak from now on, in a thread. Where the registry is away it goes on trying."""
-        self.thread.start()
-
-    def speak(self) -> None:
+    def beat(self) -> None:
+        """Speak until this site leaves. Where the registry is away it goes on trying."""
         while not self.over.wait(BEAT_S):
-            with contextlib.suppress(NoDesk):
+            with contextlib.suppress(Unreachable):
                 self.say()
 
     def leave(self, done: bool) -> None:
         """This site ends: it leaves, or leaves behind that the run is done."""
         self.over.set()
-        if self.thread.is_alive():
-            self.thread.join()
-        with contextlib.suppress(NoDesk):
+        if self.heartbeat.is_alive():
+            self.heartbeat.join()
+        with contextlib.suppress(Unreachable):
             self.say(**{"done" if done else "left": True})

@@ -1,6 +1,6 @@
 """SYNC=diloco: what a run does about its other sites. It finds them, and exchanges with them.
 
-a step -> Site.exchange -> it counts      a `sync` event, with a hash of the common weights
+a step -> Site.exchange -> it counts      a `sync` event, with a hash of the global weights
                         -> it failed      back to the last exchange: `rollback`, samples passed over
                         -> it was behind  the weights of the others: `gap`, the steps it missed
 """
@@ -15,7 +15,7 @@ from settings import SettingsError
 from train import timeouts
 from train.diloco import roll_call
 from train.diloco.result import RunIsOver, ToldToStop
-from train.diloco.site_registry import Desk
+from train.diloco.site_registry import SiteClient
 from train.distributed.world import PeersDiffer, PeersMissing, from_all, from_first, together
 from train.faults import recovery
 from train.faults.guard import MAX_ROLLBACKS
@@ -32,22 +32,22 @@ class DiLoCo(Hook):
 
     Attributes:
         site: on all ranks; None where all that is left of the run is this site's own.
-        desk: what the sites say of themselves, on the first rank.
-        is_late: whether the other sites are further than this one.
+        client: what the sites say of themselves, on the first rank.
+        is_behind: whether the other sites had made more exchanges when this one started.
         missed: steps that this site took no part in, as [from, to].
         stall_s: of exchanges that no step has reported yet.
         sites_before: that took part in the last exchange.
-        kept: tensors and facts of a checkpoint, until the site stands there.
+        stored: tensors and facts of a checkpoint, until the site continues there.
     """
 
     def __init__(self) -> None:
         self.site: Site | None = None
-        self.desk: Desk | None = None
-        self.is_late = False
+        self.client: SiteClient | None = None
+        self.is_behind = False
         self.missed: list[list[int]] = []
         self.stall_s = 0.0
         self.sites_before = 0
-        self.kept: tuple[dict[str, Tensor], Mapping[str, Any]] = ({}, {})
+        self.stored: tuple[dict[str, Tensor], Mapping[str, Any]] = ({}, {})
 
     # ---- Before the first step
 
@@ -59,51 +59,44 @@ class DiLoCo(Hook):
         from train.diloco.site import Site  # it loads torchft, which takes seconds
 
         config, world = job.config, job.world
-        if job.step >= config.last_step and self.kept[1].get("finished") == job.step:
+        tensors, facts = self.stored
+        if job.step >= config.last_step and facts.get("finished") == job.step:
             return
-        limit_s = 2 * config.start_timeout_s + timeouts.SYNC_TIMEOUT_S
+        deadline = time.monotonic() + config.start_timeout_s
+        limit_s = config.start_timeout_s + timeouts.SYNC_TIMEOUT_S
         with job.activity("waiting for other sites", limit_s, "START_TIMEOUT_S"):
-            with together(PeersMissing):
+            with together(PeersMissing, RunIsOver):
                 if world.is_first:
-                    self.desk = Desk(config, roll_call.facts_of(job))
-                    roll_call.find_desk(job, self.desk)
+                    self.client = SiteClient(config, roll_call.facts_of(job))
+                    roll_call.wait_for_sites(job, self.client, deadline)
             self.site = Site(
                 config,
                 world,
                 job.model,
                 job.optimizer,
-                is_told=lambda: job.interrupt.asked is not None,
+                lambda: job.interrupt.asked is not None,
+                job.step,
+                tensors,
+                facts,
             )
-            self.stand(job.step)
-            is_apart = False
+            self.stored = ({}, {})
             with together(SettingsError, PeersDiffer, PeersMissing, RunIsOver):
-                if self.desk:
-                    self.is_late, is_apart = roll_call.gather(job, self.site, self.desk)
-            self.is_late, is_apart = from_first((self.is_late, is_apart))
-            if is_apart:
-                self.site.fall_behind()
-
-    def stand(self, step: int) -> None:
-        """Have the site stand where the checkpoint does that was taken up, or at the run's start."""
-        assert self.site
-        tensors, facts = self.kept
-        if facts.get("turn") == self.site.turn:
-            exchanges, base = facts["exchanges"], facts["base"]
-        else:  # none was kept, or exchanges come at other steps now
-            exchanges, base = step // self.site.turn, 0
-        self.site.stand(tensors, step, exchanges, base)
-        self.site.finished = facts.get("finished", -1)
-        self.kept = ({}, {})
+                if self.client:
+                    others = roll_call.wait_for_sites(job, self.client, deadline, self.site)
+                    roll_call.log_sites(config, self.site, others)
+                    exchanges = [other["exchanges"] for other in others.values()]
+                    self.is_behind = max(exchanges, default=0) > self.site.exchanges
+            self.is_behind = from_first(self.is_behind)
 
     def at_start(self, job: "Job") -> None:
-        """Take the others' weights if this site is late; make the exchange in which it was stopped."""
+        """Take the others' weights if this site is behind; make the exchange in which it was stopped."""
         site = self.site
         if site is None:
             return
-        if self.desk:
-            self.desk.said["training"] = True
+        if self.client:
+            self.client.said["training"] = True
         is_due = site.is_due(job.step) and job.step < job.config.last_step
-        if self.is_late or is_due:
+        if self.is_behind or is_due:
             self.exchange(job)
         if job.step >= job.config.last_step and site.finished != job.step:
             self.finish(job)
@@ -122,7 +115,7 @@ class DiLoCo(Hook):
     def between_steps(self, job: "Job", agreed: set[str]) -> None:
         if self.site is None:
             return
-        if self.site.is_due(job.step) or self.site.is_landing(job.step):
+        if self.site.is_due(job.step):
             self.exchange(job)
         if job.step == job.config.last_step and "stop" not in agreed:
             self.finish(job)
@@ -131,13 +124,13 @@ class DiLoCo(Hook):
         """Exchange what the sites do not have in common yet, so that all end with the same weights."""
         step, site = job.step, self.site
         assert site
-        while not site.is_through(step):
+        while not site.is_all_synced(step):
             self.exchange(job)
             if job.step < step:  # it failed: the steps until here are made again
                 return
         site.finish(step)
 
-    def settle(self, job: "Job") -> None:
+    def finish_in_flight(self, job: "Job") -> None:
         """End the exchange that is in flight, which a checkpoint cannot hold. The next comes as usual."""
         if self.site and self.site.in_flight:
             self.exchange(job)
@@ -145,7 +138,7 @@ class DiLoCo(Hook):
     def exchange(self, job: "Job") -> None:
         """Begin or end an exchange, and do what follows from it.
 
-        Raises StopTraining if told to stop while waiting for others, PeersMissing.
+        Raises StopTraining if told to stop while waiting for others, PeersMissing, PeersDiffer.
         """
         site, called = self.site, time.perf_counter()
         assert site
@@ -157,17 +150,15 @@ class DiLoCo(Hook):
                 counts = site.exchange(job.step)
             except ToldToStop:
                 raise StopTraining from None
-            self.is_late = False
             job.rates.sites = site.present
-            if site.missed:
-                self.catch_up(job, *site.missed, called)
+            if site.healed_at is not None:
+                self.catch_up(job, site.healed_at)
             if counts:
                 self.record_exchange(job)
             elif counts is not None:
                 self.undo(job)
-            if self.desk:
-                state = {"outer": site.exchanges, "common": site.common, "step": job.step}
-                self.desk.said |= state
+            if self.client:
+                self.client.said |= site.progress()
         self.stall_s += time.perf_counter() - called
 
     def record_exchange(self, job: "Job") -> None:
@@ -175,7 +166,7 @@ class DiLoCo(Hook):
         site = self.site
         assert site
         digest = site.digests[site.number]
-        sent = site.striped.bytes_sent
+        sent = site.gloo.bytes_sent
         job.recorder.event(
             "sync",
             job.step,
@@ -190,7 +181,7 @@ class DiLoCo(Hook):
             bytes=sent,
             hash=digest,
         )
-        job.guard.exchanged(site.turn)
+        job.guard.exchanged(site.sync_interval)
         is_news = site.present != self.sites_before
         self.sites_before = site.present
         if not is_news and site.exchanges % 10:
@@ -203,10 +194,29 @@ class DiLoCo(Hook):
             f"training waited {site.waited_s:.2f} s; hash {digest}"
         )
 
+    def catch_up(self, job: "Job", step: int) -> None:
+        """Continue with the weights and from the step of a site that this one was behind."""
+        assert self.site
+        here = job.step
+        job.step = step
+        job.guard.exchanged(self.site.sync_interval)
+        self.missed.append([here, step])
+        job.requests.add("save")
+        for hook in job.hooks:
+            hook.after_skip(job)
+        facts = {"replica": job.config.site_rank, "reason": "away", "from": here, "to": step}
+        job.recorder.event("gap", step, job.tokens, **facts)
+        job.recorder.say(
+            f"this site was away at step {here}. It continues after step {step} with the weights "
+            f"of the others ({self.site.present} of {job.config.sites} sites are there)"
+        )
+
+    # ---- Going back, saving, leaving
+
     def undo(self, job: "Job") -> None:
         """Go on from the exchange before one that failed. The site has dropped its steps since."""
         assert self.site
-        failed = [reason for reason in from_all(self.site.striped.failed) if reason]
+        failed = [reason for reason in from_all(self.site.gloo.failed) if reason]
         if failed:
             reason = str(failed[0]).splitlines()[0]
         elif self.site.present < job.config.min_sites:
@@ -214,66 +224,34 @@ class DiLoCo(Hook):
         else:
             reason = "another process of this site failed"
         reason = f"the exchange after step {job.step} failed ({reason})"
-        self.back_to_common(job, reason, time.perf_counter(), self.site.waited_s)
-
-    def catch_up(self, job: "Job", here: int, there: int, began: float) -> None:
-        """Go on with the weights and from the step of a site that this one was behind.
-
-        began: time.perf_counter() when it began to ask.
-        """
-        assert self.site
-        if there < here:
-            reason = "this site trained apart from the others and now has their weights"
-            self.back_to(job, there, reason, began)
-            return
-        job.step = there
-        job.guard.exchanged(self.site.turn)
-        self.missed.append([here, there])
-        job.requests.add("save")
-        for hook in job.hooks:
-            hook.after_jump(job)
-        facts = {"replica": job.config.site_rank, "reason": "away", "from": here, "to": there}
-        job.recorder.event("gap", job.step, job.tokens, **facts)
-        job.recorder.say(
-            f"this site was away at step {here}. It continues after step {there} with the weights "
-            f"of the others ({self.site.present} of {job.config.sites} sites are there)"
-        )
-
-    # ---- Going back, saving, leaving
+        self.go_back(job, reason, time.perf_counter(), self.site.waited_s)
 
     def roll_back(self, job: "Job", reason: str) -> bool:
-        """Go back to the common weights, where a run without sites goes back to a checkpoint."""
+        """Go back to the global weights, where a run without sites goes back to a checkpoint."""
         if self.site is None:
             return False
         began = time.perf_counter()
-        self.settle(job)
+        self.finish_in_flight(job)
         here = job.step
-        self.site.drop()
-        job.guard.went_back(here, min(here, self.site.common_step))
+        self.site.outer.reset_to_global()
+        job.guard.went_back(here, min(here, self.site.last_sync_step))
         reason = f"{reason} (rollback {job.guard.rollbacks} of {MAX_ROLLBACKS})"
-        self.back_to_common(job, reason, began)
+        self.go_back(job, reason, began, stall_s=0.0)
         return True
 
-    def back_to_common(self, job: "Job", reason: str, began: float, stall_s: float = 0.0) -> None:
-        """Stand at the step of the last exchange, whose weights are there."""
-        assert self.site
-        # It may be due at a later step, where it was made early.
-        self.back_to(job, min(job.step, self.site.common_step), reason, began, stall_s)
-
-    def back_to(
-        self, job: "Job", step: int, reason: str, began: float, stall_s: float = 0.0
-    ) -> None:
-        """Stand at an earlier step with the weights that are there.
+    def go_back(self, job: "Job", reason: str, began: float, stall_s: float) -> None:
+        """Continue from the step of the last exchange, whose weights are there.
 
         began: time.perf_counter() when that began. Raises CheckpointError, on all ranks.
         """
         assert self.site
         here = job.step
-        job.step = step
+        # It may be due at a later step, where it was made early.
+        job.step = min(here, self.site.last_sync_step)
         # Checkpoints in between know of steps that are lost.
         recovery.put_aside_later_checkpoints(job)
-        job.guard.exchanged(self.site.turn)
-        recovery.pass_over(job, here, step, began, stall_s=stall_s)
+        job.guard.exchanged(self.site.sync_interval)
+        recovery.pass_over(job, here, job.step, began, stall_s=stall_s)
         job.recorder.say(
             f"{reason}: back to step {job.step}, what the sites have in common; {here - job.step} "
             "steps of this site are lost, and their samples are passed over"
@@ -282,23 +260,20 @@ class DiLoCo(Hook):
     def before_save(self, job: "Job", manifest: dict[str, Any]) -> dict[str, Tensor] | None:
         if self.site is None:
             return None
-        self.settle(job)
+        self.finish_in_flight(job)
         manifest["sites"] = self.site.facts() | {"away": self.missed}
-        return self.site.tensors()
+        return self.site.outer.tensors()
 
     def after_load(
         self, job: "Job", manifest: Mapping[str, Any], tensors: dict[str, Tensor]
     ) -> None:
         facts = manifest.get("sites", {})
         if tensors:
-            self.kept = (tensors, facts)
+            self.stored = (tensors, facts)
         # Until schema 2 they were among what is kept of the data.
         self.missed = list(facts.get("away", manifest["data"].get("away", ())))
 
     def close(self, job: "Job", code: int, is_hurried: bool) -> bool:
-        if self.desk:
-            self.desk.leave(done=code == 0)
-        if self.site is None:
-            return False
-        self.site.leave()
-        return self.site.is_stuck
+        if self.client:
+            self.client.leave(done=code == 0)
+        return bool(self.site and self.site.leave())

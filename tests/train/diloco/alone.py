@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from train.diloco.outer_step import Fragment, divide
+from tests.train.making import ALONE
 from train.diloco.site import Site
 from train.optim import build_optimizer
 
@@ -17,12 +17,15 @@ class Mean:
     Args:
         sites: that take part.
         others: the sum of what the others have changed, for each of this site's sums in turn.
+
+    Attributes:
+        failing: whether the next exchanges fail.
     """
 
-    def __init__(self, sites=1, others=None):
+    def __init__(self, sites=1, others=()):
         self.sites = sites
-        self.others = list(others or [])
-        self.failing: list[bool] = []  # whether the next exchanges fail
+        self.others = list(others)
+        self.failing: list[bool] = []
         self.count = 0
 
     def start_quorum(self):
@@ -38,12 +41,10 @@ class Mean:
         self.count = state["step"]
 
     def allreduce(self, tensor):
-        def wait():
-            if self.others:
-                tensor.add_(self.others.pop(0))
-            tensor.div_(self.sites)
-
-        return SimpleNamespace(wait=wait)
+        if self.others:
+            tensor.add_(self.others.pop(0))
+        tensor.div_(self.sites)
+        return SimpleNamespace(wait=lambda: None)
 
     def should_commit(self):
         fails = bool(self.failing) and self.failing.pop(0)
@@ -63,22 +64,17 @@ class Blocks(nn.Module):
 
 
 class Alone(Site):
-    """One that takes part in exchanges of one site."""
+    """One that takes part in exchanges of one site, from a checkpoint's step, tensors and facts on."""
 
-    def __init__(self, config, model=None):
+    def __init__(self, config, model=None, step=0, tensors=None, facts=None):
         model = model or Blocks(config.sync_fragments)
-        self.config = config
-        self.world: Any = SimpleNamespace(size=1)
-        self.model = model
-        self.optimizer = build_optimizer(model, config)
-        self.step = self.exchanges = self.base = self.lands_at = 0
-        self.turn = config.sync_every // config.sync_fragments
-        self.finished = -1
-        self.in_flight = None
-        self.present = 1
-        self.healed_at = None
+        optimizer = build_optimizer(model, config)
+        checkpoint = (step, tensors or {}, facts or {})
+        super().__init__(config, ALONE, model, optimizer, lambda: False, *checkpoint)
+
+    def connect(self, is_told):
         self.manager: Any = Mean()
-        self.striped: Any = SimpleNamespace(
+        self.gloo: Any = SimpleNamespace(
             failed=None,
             sites=[0],
             is_double=False,
@@ -86,7 +82,20 @@ class Alone(Site):
             reset=lambda: None,
             abort=lambda: None,
         )
-        sizes = {name: weight.numel() for name, weight in model.named_parameters()}
-        names = divide(sizes, config.sync_fragments)
-        self.fragments = [Fragment(model, part, config) for part in names]
-        self.digests = [self.digest(fragment) for fragment in self.fragments]
+
+    def heal_from(self, other):
+        """The next quorum brings the state of another site."""
+
+        def start_quorum():
+            self.take_over(other.hand_over())
+            self.manager.count = other.exchanges
+
+        self.manager.start_quorum = start_quorum
+
+
+def train(model, seed):
+    """Change all weights, as inner steps do."""
+    source = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.1 * torch.randn(weight.shape, generator=source))

@@ -22,8 +22,8 @@ class Sites:
         self, folder: Path, data: dict[str, str], sites: int, start: bool = True, **settings: object
     ):
         """start: the sites, too; else each starts by `again`."""
-        port = free_ports(2)
-        self.folder, self.paths = folder, RunPaths(folder / "run")
+        self.folder = folder
+        self.paths = RunPaths(folder / "run")
         usual = {
             "SAVE_MINUTES": 60,
             "START_TIMEOUT_S": 120,
@@ -37,11 +37,13 @@ class Sites:
             SYNC="diloco",
             SITES=sites,
             NODES=sites,
-            LIGHTHOUSE=f"127.0.0.1:{port}",
+            LIGHTHOUSE=f"127.0.0.1:{free_ports(2)}",
             **usual | settings,
         )
         self.lighthouse = self.light()
-        self.sites = {rank: self.start(rank) for rank in range(sites if start else 0)}
+        self.sites: dict[int, subprocess.Popen[bytes]] = {}
+        for rank in range(sites if start else 0):
+            self.again(rank)
 
     def log(self, rank):
         return self.folder / f"console_{rank}"
@@ -49,85 +51,72 @@ class Sites:
     def run(self, rank):
         return self.paths.of_site(rank).folder
 
-    def light(self):
-        with open(self.folder / "lighthouse", "a") as out:
+    def popen(self, command, log, **changes):
+        """Start a command in a session of its own: all of it can be lost at once."""
+        with open(log, "a") as out:
             return subprocess.Popen(
-                [sys.executable, "-m", "train.diloco.lighthouse"],
-                env=self.env,
-                cwd=ROOT,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-            )
-
-    def start(
-        self, rank: int, command: list[str] | None = None, **changes: str
-    ) -> "subprocess.Popen[bytes]":
-        with open(
-            self.log(rank), "a"
-        ) as out:  # a session of its own: all of it can be lost at once
-            return subprocess.Popen(
-                command or [str(ROOT / "scripts" / "launch.sh")],
-                env=self.env | {"NODE_RANK": str(rank)} | changes,
+                command,
+                env=self.env | changes,
                 cwd=ROOT,
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
 
+    def light(self):
+        command = [sys.executable, "-m", "train.diloco.lighthouse"]
+        return self.popen(command, self.folder / "lighthouse")
+
     def again(self, rank: int, command: list[str] | None = None, **changes: str) -> None:
-        self.sites[rank] = self.start(rank, command, **changes)
+        launch = [str(ROOT / "scripts" / "launch.sh")]
+        changes["NODE_RANK"] = str(rank)
+        self.sites[rank] = self.popen(command or launch, self.log(rank), **changes)
 
     def lose(self, rank):
         """kill -9 of all there is of a site."""
-        signal_session(self.sites[rank].pid, signal.SIGKILL)
-        self.sites[rank].wait()
-
-    def pause(self, rank):
-        """Nothing of a site runs until `resume`, as of a machine that swaps; its heartbeats stop, too."""
-        signal_session(self.sites[rank].pid, signal.SIGSTOP)
-
-    def resume(self, rank):
-        signal_session(self.sites[rank].pid, signal.SIGCONT)
-
-    def tell(self, number):
-        """A signal to every site's launcher."""
-        for site in self.sites.values():
-            site.send_signal(number)
+        kill_session(self.sites[rank])
 
     def ends(self, *codes: int) -> list[str]:
         """What each said, once it has ended with its code."""
         deadline = time.monotonic() + 240
-        got = tuple(
+        got = [
             self.sites[rank].wait(max(1.0, deadline - time.monotonic()))
-            for rank in range(len(self.sites))
-        )
-        assert got == codes, self.said()
-        return [self.log(rank).read_text() for rank in range(len(self.sites))]
+            for rank in range(len(codes))
+        ]
+        assert got == list(codes), self.said()
+        return [self.log(rank).read_text() for rank in range(len(codes))]
+
+    def stop(self):
+        """Stop all, which have made more steps than they were to be."""
+        for site in self.sites.values():
+            site.send_signal(signal.SIGTERM)
+        self.ends(*[75] * len(self.sites))
 
     def events(self, rank: int, *names: str) -> list[dict[str, Any]]:
         """The events of these names in a site's record."""
         with contextlib.suppress(FileNotFoundError):
-            return [
-                entry
-                for entry in record_reader.read_records(self.run(rank) / "metrics.jsonl")
-                if entry["event"] in names
-            ]
+            records = record_reader.read_records(self.run(rank) / "metrics.jsonl")
+            return [entry for entry in records if entry["event"] in names]
         return []
 
+    def last(self, rank: int) -> dict[str, Any]:
+        """The last exchange of a site."""
+        return self.events(rank, "sync")[-1]
+
     def hashes(self, rank):
-        """Exchange -> the hash of what the sites then had in common."""
+        """Exchange -> the hash of the global weights then."""
         return {entry["outer_step"]: entry["hash"] for entry in self.events(rank, "sync")}
 
-    def agreed(self, one, other, behind=0):
-        """How many exchanges behind this one both have seen, after each of which they had the same in common."""
-        mine, others = self.hashes(one), self.hashes(other)
+    def agreed(self, behind=0):
+        """How many exchanges behind this one the first two have seen, after each of which their weights were equal."""
+        mine, others = self.hashes(0), self.hashes(1)
         both = [outer for outer in mine if outer > behind and outer in others]
         assert [mine[outer] for outer in both] == [others[outer] for outer in both]
         return len(both)
 
-    def wait(self, rank, exchanges, sites=0, seconds=240):
+    def wait(self, rank, exchanges, sites=0):
         """Until a site has seen so many exchanges, the last of them among so many sites, if that matters."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + 240
         while not any(
             entry["outer_step"] >= exchanges and sites in (0, entry["sites"])
             for entry in self.events(rank, "sync")
@@ -142,20 +131,16 @@ class Sites:
         )
 
     def end(self):
-        for site in self.sites.values():
-            signal_session(site.pid, signal.SIGKILL)
-        self.lighthouse.kill()
         for process in (*self.sites.values(), self.lighthouse):
-            process.wait()
+            kill_session(process)
 
 
-def signal_session(session, number):
+def kill_session(process):
     """torchrun puts its workers into groups of their own: by session they are all found."""
-    listed = subprocess.run(
-        ["ps", "-A", "-o", "pid=,sid="], text=True, check=True, capture_output=True
-    ).stdout
+    listed = subprocess.check_output(["ps", "-A", "-o", "pid=,sid="], text=True)
     for line in listed.splitlines():
-        pid, sid = map(int, line.split())
-        if sid == session:
+        pid, session = map(int, line.split())
+        if session == process.pid:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
+                os.kill(pid, signal.SIGKILL)
+    process.wait()

@@ -19,7 +19,7 @@ def together(members, work):
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
     def member(rank):
-        group = StripedGloo("127.0.0.1", 3, torch.bfloat16, 60)
+        group = StripedGloo("127.0.0.1", 3, torch.bfloat16)
         group.configure(f"127.0.0.1:{store.port}/quorum", f"site-{rank}", rank, members)
         try:
             return work(rank, group)
@@ -60,17 +60,13 @@ def test_all_get_the_sum_rounded_once_each_way(monkeypatch, members, dtype):
         assert torch.equal(found, torch.cat(expected).to(dtype).float())
 
 
-@pytest.mark.parametrize(
-    ("numbers", "members", "streams"),
-    [(1, 4, 8), (7, 3, 1), (2**21 * 3 + 5, 4, 8), (2**21 * 3 + 5, 4, 64)],
-)
-def test_pieces_hold_each_number_once_in_equal_shares(numbers, members, streams):
-    pieces = pieces_of(numbers, members, streams)
+@pytest.mark.parametrize(("numbers", "members"), [(1, 4), (7, 3), (2**21 * 3 + 5, 4)])
+def test_pieces_hold_each_number_once_in_equal_shares(numbers, members):
+    pieces = pieces_of(numbers, members)
     assert [begin for begin, _ in pieces[1:]] == [end for _, end in pieces[:-1]]
     assert pieces[0][0] == 0 and pieces[-1][0] < numbers <= pieces[-1][1]
     (length,) = {end - begin for begin, end in pieces}
     assert length % members == 0 and length <= allreduce.PIECES / members + members
-    assert length * streams <= allreduce.UNDER_WAY + members * streams
 
 
 def test_a_member_that_is_gone_is_an_error_that_the_manager_hears_of(monkeypatch):
@@ -96,44 +92,26 @@ def test_a_member_that_is_gone_is_an_error_that_the_manager_hears_of(monkeypatch
     together(2, work)
 
 
-def test_the_first_piece_has_the_time_of_a_transfer_of_weights(monkeypatch):
-    """Only if a member fetches weights, and each stream's first piece of an exchange only."""
-    monkeypatch.setattr(
-        StripedGloo, "add_up", lambda self, *arguments: deadlines.append(arguments[-1])
-    )
-    group = StripedGloo("127.0.0.1", 2, torch.bfloat16, 500)
-    group.members, group.groups = 2, [None, None]
-    short, first = allreduce.STALL_S, allreduce.JOIN_S + allreduce.STALL_S
-    for heals, expected in (False, [first, first, short]), (True, [500, 500, short]):
-        deadlines = []
-        group.expect(heals)
-        for _ in range(3):
-            group.allreduce([values(0, 4)], dist.ReduceOp.SUM).wait()
-        assert deadlines == expected, heals
-        group.next_stream = 0
-
-
 def test_a_site_that_is_there_twice_is_known_by_the_later_of_the_two(monkeypatch):
     monkeypatch.setattr(StripedGloo, "connect", lambda *_: None)
-    first, second = (StripedGloo("127.0.0.1", 1, torch.bfloat16, 60) for _ in range(2))
+    first, second = (StripedGloo("127.0.0.1", 1, torch.bfloat16) for _ in range(2))
     for group, rank in ((first, 0), (second, 1)):
         group.configure("127.0.0.1:1/q", "x", rank, 3, global_ranks=[2, 2, 3])
     assert not first.is_double and second.is_double
 
 
 def test_only_sums_are_offered():
-    group = StripedGloo("127.0.0.1", 1, torch.bfloat16, 60)
+    group = StripedGloo("127.0.0.1", 1, torch.bfloat16)
     with pytest.raises(ValueError, match="adds up"):
         group.allreduce([values(0, 4)], dist.ReduceOp.MAX)
 
 
 def test_all_processes_of_a_site_look_for_its_store_where_the_first_one_is(monkeypatch):
     """10.0.0.6 is the site's second machine."""
-    site = SimpleNamespace(world=SimpleNamespace(is_first=False), address="10.0.0.6")
+    world = SimpleNamespace(is_first=False)
     monkeypatch.setattr(sites, "from_first", lambda mine: ("10.0.0.5", 4321))
-    assert sites.Site.open_store(site) is None
-    assert (site.store_addr, site.store_port) == ("10.0.0.5", 4321)
+    assert sites.open_store("10.0.0.6", world) == (None, "10.0.0.5", 4321)
     monkeypatch.undo()
-    site.world.is_first = True
-    assert sites.Site.open_store(site).port == site.store_port
-    assert site.store_addr == "10.0.0.6"
+    world.is_first = True
+    store, address, port = sites.open_store("10.0.0.6", world)
+    assert (address, port) == ("10.0.0.6", store.port)

@@ -8,8 +8,8 @@ import torch
 
 pytest.importorskip("torchft")
 from plan.network import outer
-from tests.train.diloco.alone import Alone, Blocks, Mean
-from train.diloco.outer_step import Fragment, divide
+from tests.train.diloco.alone import Alone, Blocks, Mean, train
+from train.diloco.outer_step import OuterOptimizer, divide
 from train.model.model import build
 
 CPU = torch.device("cpu")
@@ -20,95 +20,129 @@ CPU = torch.device("cpu")
 )
 def test_fragments_hold_each_weight_once_and_are_those_that_are_planned(tiny, layers, count, tied):
     config = dataclasses.replace(tiny, n_layer=layers, tie_embeddings=tied)
-    weights = dict(build(config, CPU).named_parameters())
-    found = divide({name: w.numel() for name, w in weights.items()}, count)
-    assert sorted(name for names in found for name in names) == sorted(weights)
-    total = sum(w.numel() for w in weights.values())
-    shares = [sum(weights[name].numel() for name in names) / total for names in found]
+    sizes = {name: w.numel() for name, w in build(config, CPU).named_parameters()}
+    fragments = divide(sizes, count)
+    assert sorted(name for names in fragments for name in names) == sorted(sizes)
+    shares = [sum(sizes[name] for name in names) / sum(sizes.values()) for names in fragments]
     # the last norm is counted elsewhere
     assert shares == pytest.approx(outer.fragments(config, count), abs=2e-3)
-
-
-def train(model, seed):
-    """Change all weights, as inner steps do."""
-    source = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(0.1 * torch.randn(weight.shape, generator=source))
 
 
 @pytest.mark.parametrize("delay", [0, 1])
 def test_the_outer_step_is_nesterovs_with_the_mean_change_of_the_sites(tiny, delay):
     """Two sites, of which the other sends numbers; with a delay this one goes on meanwhile."""
     config = dataclasses.replace(
-        tiny, outer_learning_rate=0.7, outer_momentum=0.9, sync_every=8, sync_delay=delay
+        tiny,
+        outer_learning_rate=0.7,
+        outer_momentum=0.9,
+        sync_every=8,
+        sync_fragments=2,
+        sync_delay=delay,
     )
     model = Blocks(2)
-    names = ["layers.1.weight", "embed_tokens"]
-    fragment = Fragment(model, names, config)
-    common = {name: model.get_parameter(name).detach().double() for name in names}
-    momentum = {name: torch.zeros_like(common[name]) for name in names}
-    left = model.get_parameter("layers.0.weight")
+    optimizer = OuterOptimizer(model, config)
+    names = ["layers.0.weight", "embed_tokens"]
+    assert optimizer.fragments == [names, ["layers.1.weight"]]
+
+    def own():
+        return {name: model.get_parameter(name).detach().double() for name in names}
+
+    common = own()
+    momentum = dict.fromkeys(names, 0.0)
     for turn in range(3):
         train(model, seed=turn)
+        before = own()
         theirs = [torch.randn(common[name].shape) for name in names]
-        mean = {}
-        for name, change in zip(names, theirs, strict=True):
-            own = model.get_parameter(name).detach().double()
-            mean[name] = (common[name] - own + change.double()) / 2
         manager: Any = Mean(2, theirs)
-        fragment.send(manager)
+        optimizer.send(0, manager)
         if delay:
             train(model, seed=100 + turn)
-        before = {name: model.get_parameter(name).detach().double() for name in names}
-        other = left.detach().clone()
-        assert fragment.receive(manager)
-        for name in names:
-            momentum[name] = 0.9 * momentum[name] + mean[name]
-            common[name] = common[name] - 0.7 * (mean[name] + 0.9 * momentum[name])
-            expected = (common[name] + before[name]) / 2 if delay else common[name]
-            torch.testing.assert_close(model.get_parameter(name).detach().double(), expected)
-            torch.testing.assert_close(fragment.common[name].double(), common[name])
-            torch.testing.assert_close(fragment.momentum[name].double(), momentum[name])
-        assert torch.equal(left, other)  # it belongs to another fragment
+        meanwhile = own()
+        other = model.get_parameter("layers.1.weight").detach().clone()
+        assert optimizer.receive(manager)
+        for name, change in zip(names, theirs, strict=True):
+            mean = (common[name] - before[name] + change.double()) / 2
+            momentum[name] = 0.9 * momentum[name] + mean
+            common[name] = common[name] - 0.7 * (mean + 0.9 * momentum[name])
+            expected = (common[name] + meanwhile[name]) / 2 if delay else common[name]
+            torch.testing.assert_close(own()[name], expected)
+            torch.testing.assert_close(optimizer.weights[name].double(), common[name])
+            torch.testing.assert_close(optimizer.momentum[name].double(), momentum[name])
+        assert torch.equal(model.get_parameter("layers.1.weight"), other)
 
 
-def test_an_exchange_that_fails_leaves_the_common_weights(tiny):
-    config = dataclasses.replace(tiny, sync_every=8)
+def test_an_exchange_that_fails_leaves_the_global_weights(tiny):
     model = Blocks(1)
-    fragment = Fragment(model, ["embed_tokens"], config)
+    optimizer = OuterOptimizer(model, dataclasses.replace(tiny, sync_every=8))
+    before = {name: tensor.clone() for name, tensor in optimizer.tensors().items()}
     train(model, seed=0)
-    manager: Any = Mean(2, [torch.full((3,), torch.nan)])
+    manager: Any = Mean(2, [torch.full((1, 2), torch.nan), torch.full((3,), torch.nan)])
     manager.failing = [True]
-    fragment.send(manager)
-    assert not fragment.receive(manager)
-    assert model.embed_tokens.tolist() == fragment.common["embed_tokens"].tolist() == [1, 1, 1]
-    assert fragment.momentum["embed_tokens"].tolist() == [0, 0, 0]
+    optimizer.send(0, manager)
+    assert not optimizer.receive(manager)
+    for name, tensor in optimizer.tensors().items():
+        assert torch.equal(tensor, before[name])
+    for name, own in model.named_parameters():
+        assert torch.equal(own, before[f"weights.{name}"])
 
 
 def test_one_site_that_takes_the_mean_keeps_its_weights_to_the_bit(tiny):
-    """Computed, common - 1.0 x (common - own) would differ from own by rounding."""
+    """Computed, global - 1.0 x (global - own) would differ from own by rounding."""
     config = dataclasses.replace(tiny, outer_learning_rate=1.0, outer_momentum=0.0, sync_every=8)
     model = build(tiny, CPU)
-    fragment = Fragment(model, [name for name, _ in model.named_parameters()], config)
+    optimizer = OuterOptimizer(model, config)
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(1e-3).add_(1e-6)
     own = {name: weight.detach().clone() for name, weight in model.named_parameters()}
-    rounded = [fragment.common[name] - (fragment.common[name] - own[name]) for name in own]
+    before = optimizer.weights
+    rounded = [before[name] - (before[name] - own[name]) for name in own]
     assert not all(map(torch.equal, rounded, own.values()))
     manager: Any = Mean(1)
-    fragment.send(manager)
-    assert fragment.receive(manager)
+    optimizer.send(0, manager)
+    assert optimizer.receive(manager)
     for name, weight in model.named_parameters():
-        assert torch.equal(weight, own[name]) and torch.equal(fragment.common[name], own[name])
+        assert torch.equal(weight, own[name]) and torch.equal(optimizer.weights[name], own[name])
+
+
+def step_by_sgd(model, tokens):
+    logits = model(tokens[:, :-1]).flatten(0, 1)
+    loss = torch.nn.functional.cross_entropy(logits, tokens[:, 1:].flatten())
+    weights = list(model.parameters())
+    with torch.no_grad():
+        for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
+            weight -= 0.3 * gradient
+
+
+def test_four_sites_that_average_each_step_of_sgd_train_as_ddp_does(tiny):
+    """Up to rounding: the mean of what SGD does with four gradients is what it does with their mean."""
+    config = dataclasses.replace(tiny, outer_learning_rate=1.0, outer_momentum=0.0, sync_every=1)
+    ddp, *models = (build(tiny, CPU) for _ in range(5))
+    initial = ddp.embed_tokens.weight.detach().clone()
+    sites = [OuterOptimizer(model, config) for model in models]
+    for _ in range(8):
+        tokens = torch.randint(512, (4, 2, 33))
+        step_by_sgd(ddp, tokens.flatten(0, 1))
+        changes = []
+        for site, part in zip(sites, tokens, strict=True):
+            step_by_sgd(site.model, part)
+            changes.append([common - own for _, own, common in site.parts(site.fragments[0])])
+        for rank, site in enumerate(sites):
+            others = changes[:rank] + changes[rank + 1 :]
+            manager: Any = Mean(4, [sum(each) for each in zip(*others, strict=True)])
+            site.send(0, manager)
+            assert site.receive(manager)
+    for name, weight in ddp.named_parameters():
+        for model in models:
+            torch.testing.assert_close(model.get_parameter(name), weight, rtol=1e-5, atol=1e-6)
+    assert (ddp.embed_tokens.weight - initial).abs().max() > 0.01
 
 
 def test_a_site_that_is_behind_takes_all_of_another(tiny):
-    """Weights, moments, common weights and momentum, and copies of them."""
+    """Weights, moments, global weights, momentum and the count. Each is a copy."""
     config = dataclasses.replace(tiny, sync_every=8, sync_fragments=2)
     ahead, behind = (Alone(config, build(config, CPU)) for _ in range(2))
-    for seed in range(2):
+    for seed in range(3):
         train(ahead.model, seed)
         ahead.exchange(4 * (seed + 1))
     for weight in ahead.model.parameters():
@@ -119,35 +153,42 @@ def test_a_site_that_is_behind_takes_all_of_another(tiny):
     expected = {name: tensor.clone() for name, tensor in ahead.states().items()}
     train(ahead.model, 5)  # what was handed over is a copy
     behind.take_over(given)
-    found = behind.states()
-    assert set(found) == set(expected)
-    assert {name.split(".")[0] for name in found} == {"model", "optimizer", "outer"}
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
-    assert (behind.healed_at, behind.base) == (11, 3)
+    states = behind.states()
+    assert set(states) == set(expected)
+    assert {name.split(".")[0] for name in states} == {"model", "optimizer", "outer"}
+    assert all(torch.equal(states[name], expected[name]) for name in expected)
+    behind.heal_from(ahead)
+    assert behind.exchange(2) and (behind.healed_at, behind.step, behind.number) == (11, 11, 1)
+    assert (behind.exchanges, behind.last_sync_step) == (4, 3 + 4 * 4)
+    assert behind.digests == behind.digest_all()
 
 
-def test_a_quorum_that_brings_other_weights_moves_the_count(tiny):
-    config = dataclasses.replace(tiny, sync_every=8, sync_fragments=2)
-    ahead, behind = Alone(config), Alone(config)
-    ahead.exchange(4)
-    ahead.step = 4
-
-    def heal():
-        behind.take_over(ahead.hand_over())
-        behind.manager.count = 1
-
-    behind.manager.start_quorum = heal
-    assert behind.exchange(2) and behind.missed == (2, 4) and behind.number == 1
-    assert (behind.exchanges, behind.common_step) == (2, 8)
-
-
-def test_weights_that_are_declared_common_bring_no_momentum(tiny):
-    """A run may go back to a checkpoint that has none of either."""
+@pytest.mark.parametrize(
+    ("step", "facts", "exchanges", "last_sync_step"),
+    [
+        (21, {"exchanges": 4, "turn": 8, "base": -9, "finished": 20}, 4, 23),
+        (21, {"exchanges": 4, "turn": 5, "base": -9, "finished": 20}, 4, 16),  # another interval
+        (21, {}, 1, 16),  # without sites
+        (0, {}, 0, 0),
+    ],
+)
+def test_a_site_counts_on_from_a_checkpoint(tiny, step, facts, exchanges, last_sync_step):
     config = dataclasses.replace(tiny, sync_every=8)
-    model = Blocks(1)
-    fragment = Fragment(model, ["embed_tokens"], config)
-    fragment.momentum["embed_tokens"].fill_(3.0)
-    train(model, seed=0)
-    fragment.declare_common()
-    assert fragment.common["embed_tokens"].tolist() == model.embed_tokens.tolist()
-    assert fragment.momentum["embed_tokens"].tolist() == [0, 0, 0]
+    site = Alone(config, step=step, facts=facts)
+    assert (site.exchanges, site.last_sync_step) == (exchanges, last_sync_step)
+    assert site.finished == facts.get("finished", -1)
+
+
+def test_a_checkpoint_brings_the_global_weights_and_one_without_sites_makes_its_own_global(tiny):
+    config = dataclasses.replace(tiny, sync_every=8)
+    saved = Alone(config)
+    train(saved.model, 0)
+    saved.exchange(8)
+    train(saved.model, 1)
+    again = Alone(config, saved.model, 9, saved.outer.tensors(), saved.facts())
+    for name, tensor in saved.outer.tensors().items():
+        assert torch.equal(tensor, again.outer.tensors()[name])
+    assert again.progress() == saved.progress() and again.facts() == saved.facts()
+    alone = Alone(config, saved.model, 9)
+    assert all(torch.equal(w, alone.outer.weights[n]) for n, w in saved.model.named_parameters())
+    assert alone.progress()["weights"] != saved.progress()["weights"]
