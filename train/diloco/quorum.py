@@ -1,10 +1,9 @@
-"""torchft's manager, made to fit a run that may be stopped, or lose its lighthouse, at any moment.
+"""torchft's manager, made to fit a run that may be stopped, or have another lighthouse, at any moment.
 
 Each class here replaces something of torchft 0.2.0 (docs/decisions/0026-torchft-as-it-comes.md).
 """
 
 import contextlib
-import datetime
 import logging
 import time
 import zlib
@@ -14,9 +13,8 @@ from typing import Any
 import torch
 from torchft.manager import Manager
 
-from train import timeouts
 from train.diloco.result import ToldToStop
-from train.distributed.world import PeersMissing, sum_over_ranks
+from train.distributed.world import sum_over_ranks
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +23,6 @@ for name in ("torchft", "torchft_quorums", "torchft_commits", "torchft_errors"):
     logging.getLogger(name).setLevel(logging.CRITICAL)
 LOOK_S = 0.5  # between two looks at whether a wait is over, or the process was told to stop
 SAY_S = 30.0  # of waiting, after which that is said
-RETRY_S = 2.0  # before a lighthouse that does not answer is asked again
 
 
 class NumberedByMembers:
@@ -54,7 +51,7 @@ class NumberedByMembers:
 
 
 class Quorums(Manager):
-    """torchft's manager of one process. It asks again where the lighthouse is away, and can be told to stop.
+    """torchft's manager of one process, which can be told to stop while it waits for a quorum.
 
     Args:
         is_told: whether this process was told to stop.
@@ -75,42 +72,11 @@ class Quorums(Manager):
         super().__init__(**manager)
         self._client: Any = NumberedByMembers(self._client)
 
-    def start_quorum(
-        self,
-        allow_heal: bool = True,
-        shrink_only: bool = False,
-        timeout: datetime.timedelta | None = None,
-    ) -> None:
-        """Return when the quorum stands, with the weights of others where this site was behind.
-
-        Raises ToldToStop, PeersMissing.
-        """
-        patience_s = timeouts.SYNC_TIMEOUT_S
-        deadline = time.monotonic() + patience_s
-        is_logged = False
-        while True:
-            self._quorum_future = None  # of one that has failed, torchft would raise its error anew
-            try:
-                return super().start_quorum(allow_heal, shrink_only, timeout)
-            except (RuntimeError, TimeoutError, ConnectionError) as error:
-                trouble = str(error).splitlines()[0]
-            if time.monotonic() > deadline:
-                raise PeersMissing(
-                    f"LIGHTHOUSE={self.lighthouse}: no quorum of sites in {patience_s:.0f} s: "
-                    f"{trouble}; look at make lighthouse there, and at the network"
-                )
-            if not is_logged:
-                log.warning(
-                    "the lighthouse at %s does not answer (%s); trying for %.0f s",
-                    self.lighthouse,
-                    trouble,
-                    patience_s,
-                )
-                is_logged = True
-            time.sleep(RETRY_S)
-
     def wait_quorum(self) -> None:
-        """Wait for the quorum, in slices between which a signal is heard. Raises ToldToStop."""
+        """Wait for the quorum, in slices between which a signal is heard. Called by `start_quorum`.
+
+        Raises ToldToStop; RuntimeError or OSError on all ranks, if one of them got no quorum.
+        """
         future: Any = self._quorum_future
         began = time.monotonic()
         is_logged = False

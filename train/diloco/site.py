@@ -41,7 +41,7 @@ from train.distributed.world import (
 )
 from train.optim import Optimizer
 
-AGAIN_S = 5  # between two tries of a lighthouse that went away amid a quorum; one try would hang
+AGAIN_S = 5  # until torchft asks a lighthouse again that is away or went away amid a quorum
 CONNECT_S = 20.0  # for a lighthouse or a manager to answer at all
 
 
@@ -242,7 +242,13 @@ class Site:
         """Find the sites that take part, catch up with them, and send the changes of a fragment."""
         config, before = self.config, self.step
         self.gloo.reset()
-        self.manager.start_quorum()
+        try:
+            self.manager.start_quorum()
+        except (RuntimeError, OSError) as error:
+            raise PeersMissing(
+                f"LIGHTHOUSE={config.lighthouse}: no quorum of sites ({str(error).splitlines()[0]}); "
+                "look at make lighthouse there, and at the network"
+            ) from None
         if self.gloo.is_double:
             raise PeersMissing(
                 f"another process takes part as site {config.site_rank} "

@@ -26,6 +26,7 @@ from train.distributed.signed_http import (
 )
 
 DIGEST = 64  # characters of a signature
+NOTHING = (-1, None)  # of no step
 
 
 class SignedStream:
@@ -36,8 +37,7 @@ class SignedStream:
         self.mac = hmac.new(secret.encode(), signature.encode(), "sha256")
 
     def write(self, data: bytes) -> int:
-        self.mac.update(data)
-        return int(self.file.write(data))
+        return int(self.file.write(self.sign(data)))
 
     def read(self, size: int) -> bytes:
         return self.sign(self.file.read(size))
@@ -58,10 +58,9 @@ class WeightRequests(Requests):
     def respond(self, body: bytes) -> None:
         weights = self.weights
         self.connection.settimeout(weights.timeout_s)
-        with weights.changed:
-            weights.changed.wait_for(lambda: weights.state, weights.timeout_s)
-            step, state = weights.step, weights.state
-        if state is None or self.path != f"/weights/{step}":
+        weights.are_there.wait(weights.timeout_s)
+        step, state = weights.offer
+        if self.path != f"/weights/{step}":
             self.answer(404)
             return
         self.send_response(200)
@@ -82,9 +81,8 @@ class WeightServer(CheckpointTransport[Any]):
     def __init__(self, address: str, find_secret: FindSecret, timeout_s: float):
         self.find_secret = find_secret
         self.timeout_s = timeout_s
-        self.changed = threading.Condition()
-        self.step = -1
-        self.state: Any = None
+        self.are_there = threading.Event()
+        self.offer: tuple[int, Any] = NOTHING
         requests = type("RequestsHere", (WeightRequests,), {"weights": self})
         self.server = SignedServer(listen(address, 0), requests, find_secret)
         self.where = join_address(address, self.server.socket.getsockname()[1])
@@ -97,14 +95,13 @@ class WeightServer(CheckpointTransport[Any]):
         self, dst_ranks: list[int], step: int, state_dict: Any, timeout: datetime.timedelta
     ) -> None:
         """Serve a copy of a site's state, in host memory, to those that ask for this step."""
-        with self.changed:
-            self.step = step
-            self.state = state_dict
-            self.changed.notify_all()
+        self.offer = (step, state_dict)
+        self.are_there.set()
 
     def disallow_checkpoint(self) -> None:
         """Forget, after an exchange, what is several times as large as the model."""
-        self.state = None
+        self.are_there.clear()
+        self.offer = NOTHING
 
     def recv_checkpoint(
         self, src_rank: int, metadata: str, step: int, timeout: datetime.timedelta

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 
 class DiLoCo(Hook):
-    """This site among the others.
+    """This site among the others. It is no hook of a run that has nothing left to exchange.
 
     Attributes:
-        site: on all ranks; None where all that is left of the run is this site's own.
+        site: on all ranks, once they have joined.
         client: what the sites say of themselves, on the first rank.
         is_behind: whether the other sites had made more exchanges when this one started.
         missed: steps that this site took no part in, as [from, to].
@@ -40,8 +40,9 @@ class DiLoCo(Hook):
         stored: tensors and facts of a checkpoint, until the site continues there.
     """
 
+    site: "Site"
+
     def __init__(self) -> None:
-        self.site: Site | None = None
         self.client: SiteClient | None = None
         self.is_behind = False
         self.missed: list[list[int]] = []
@@ -61,6 +62,7 @@ class DiLoCo(Hook):
         config, world = job.config, job.world
         tensors, facts = self.stored
         if job.step >= config.last_step and facts.get("finished") == job.step:
+            job.hooks = [hook for hook in job.hooks if hook is not self]
             return
         deadline = time.monotonic() + config.start_timeout_s
         limit_s = config.start_timeout_s + timeouts.SYNC_TIMEOUT_S
@@ -91,8 +93,6 @@ class DiLoCo(Hook):
     def at_start(self, job: "Job") -> None:
         """Take the others' weights if this site is behind; make the exchange in which it was stopped."""
         site = self.site
-        if site is None:
-            return
         if self.client:
             self.client.said["training"] = True
         is_due = site.is_due(job.step) and job.step < job.config.last_step
@@ -104,8 +104,6 @@ class DiLoCo(Hook):
     # ---- After a step
 
     def after_step(self, job: "Job", numbers: StepNumbers) -> dict[str, Any]:
-        if self.site is None:
-            return {}
         values: dict[str, Any] = {"replica": job.config.site_rank}
         if self.stall_s:
             values["exchange_stall_s"] = self.stall_s
@@ -113,8 +111,6 @@ class DiLoCo(Hook):
         return values
 
     def between_steps(self, job: "Job", agreed: set[str]) -> None:
-        if self.site is None:
-            return
         if self.site.is_due(job.step):
             self.exchange(job)
         if job.step == job.config.last_step and "stop" not in agreed:
@@ -123,7 +119,6 @@ class DiLoCo(Hook):
     def finish(self, job: "Job") -> None:
         """Exchange what the sites do not have in common yet, so that all end with the same weights."""
         step, site = job.step, self.site
-        assert site
         while not site.is_all_synced(step):
             self.exchange(job)
             if job.step < step:  # it failed: the steps until here are made again
@@ -132,7 +127,7 @@ class DiLoCo(Hook):
 
     def finish_in_flight(self, job: "Job") -> None:
         """End the exchange that is in flight, which a checkpoint cannot hold. The next comes as usual."""
-        if self.site and self.site.in_flight:
+        if self.site.in_flight:
             self.exchange(job)
 
     def exchange(self, job: "Job") -> None:
@@ -141,7 +136,6 @@ class DiLoCo(Hook):
         Raises StopTraining if told to stop while waiting for others, PeersMissing, PeersDiffer.
         """
         site, called = self.site, time.perf_counter()
-        assert site
         # Until there is a quorum, until those that are behind have fetched weights, and for the rest.
         limit_s = 3 * timeouts.SYNC_TIMEOUT_S
         job.status.beat(step=job.step)
@@ -164,7 +158,6 @@ class DiLoCo(Hook):
     def record_exchange(self, job: "Job") -> None:
         """Record an exchange that counts."""
         site = self.site
-        assert site
         digest = site.digests[site.number]
         sent = site.gloo.bytes_sent
         job.recorder.event(
@@ -196,7 +189,6 @@ class DiLoCo(Hook):
 
     def catch_up(self, job: "Job", step: int) -> None:
         """Continue with the weights and from the step of a site that this one was behind."""
-        assert self.site
         here = job.step
         job.step = step
         job.guard.exchanged(self.site.sync_interval)
@@ -215,7 +207,6 @@ class DiLoCo(Hook):
 
     def undo(self, job: "Job") -> None:
         """Go on from the exchange before one that failed. The site has dropped its steps since."""
-        assert self.site
         failed = [reason for reason in from_all(self.site.gloo.failed) if reason]
         if failed:
             reason = str(failed[0]).splitlines()[0]
@@ -228,8 +219,6 @@ class DiLoCo(Hook):
 
     def roll_back(self, job: "Job", reason: str) -> bool:
         """Go back to the global weights, where a run without sites goes back to a checkpoint."""
-        if self.site is None:
-            return False
         began = time.perf_counter()
         self.finish_in_flight(job)
         here = job.step
@@ -244,7 +233,6 @@ class DiLoCo(Hook):
 
         began: time.perf_counter() when that began. Raises CheckpointError, on all ranks.
         """
-        assert self.site
         here = job.step
         # It may be due at a later step, where it was made early.
         job.step = min(here, self.site.last_sync_step)
@@ -257,9 +245,7 @@ class DiLoCo(Hook):
             "steps of this site are lost, and their samples are passed over"
         )
 
-    def before_save(self, job: "Job", manifest: dict[str, Any]) -> dict[str, Tensor] | None:
-        if self.site is None:
-            return None
+    def before_save(self, job: "Job", manifest: dict[str, Any]) -> dict[str, Tensor]:
         self.finish_in_flight(job)
         manifest["sites"] = self.site.facts() | {"away": self.missed}
         return self.site.outer.tensors()
@@ -276,4 +262,4 @@ class DiLoCo(Hook):
     def close(self, job: "Job", code: int, is_hurried: bool) -> bool:
         if self.client:
             self.client.leave(done=code == 0)
-        return bool(self.site and self.site.leave())
+        return hasattr(self, "site") and self.site.leave()

@@ -8,11 +8,9 @@ import pytest
 import torch
 
 pytest.importorskip("torchft")
-from train import timeouts
 from train.diloco import quorum
 from train.diloco.quorum import NumberedByMembers, Quorums
 from train.diloco.result import ToldToStop
-from train.distributed.world import PeersMissing
 
 
 def hear(**changes: Any) -> Any:
@@ -54,6 +52,7 @@ class Waiting(Quorums):
             "_group_world_size": 1,
             "_use_async_quorum": False,
             "_quorum_timeout": None,
+            "_quorum_future": None,
             "_healing": False,
             "_executor": types.SimpleNamespace(submit=lambda *_, **__: future),
         }
@@ -71,20 +70,9 @@ def test_a_stop_is_heard_while_a_quorum_is_waited_for(monkeypatch):
     assert waiting.is_given_up and waiting.shut == [True]
 
 
-def test_a_lighthouse_that_is_away_is_asked_until_patience_ends(monkeypatch, caplog):
-    monkeypatch.setattr(quorum, "RETRY_S", 0.01)
-    monkeypatch.setattr(timeouts, "SYNC_TIMEOUT_S", 0.1)
-    future: concurrent.futures.Future[None] = concurrent.futures.Future()
-    future.set_exception(RuntimeError("no route\nto it"))
-    with pytest.raises(PeersMissing, match=r"LIGHTHOUSE=10\.0\.0\.5:29510: no quorum .* no route;"):
-        Waiting(future).start_quorum()
-    assert caplog.text.count("does not answer (no route)") == 1
-
-
 def test_a_quorum_that_another_process_of_the_site_did_not_get_fails_here_too(monkeypatch):
-    monkeypatch.setattr(timeouts, "SYNC_TIMEOUT_S", -1)
     monkeypatch.setattr(quorum, "sum_over_ranks", lambda votes, _: torch.tensor([1.0, 1.0, 0.0]))
     future: concurrent.futures.Future[None] = concurrent.futures.Future()
     future.set_result(None)
-    with pytest.raises(PeersMissing, match="another process of this site got none"):
+    with pytest.raises(ConnectionError, match="another process of this site got none"):
         Waiting(future).start_quorum()

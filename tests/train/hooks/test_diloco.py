@@ -11,7 +11,7 @@ from record.metrics import read_records
 from tests.train.diloco.alone import Alone, train
 from tests.train.making import make_job
 from train.data.mixture import Gap
-from train.distributed.world import PeersDiffer
+from train.distributed.world import PeersDiffer, PeersMissing
 from train.faults import recovery
 from train.hooks.diloco import DiLoCo
 
@@ -117,6 +117,15 @@ def test_the_run_ends_with_the_global_weights_and_their_hash(start):
     assert site.progress()["weights"] != before["weights"]
 
 
+def test_a_run_that_has_nothing_left_to_exchange_looks_for_nobody(start):
+    job, hook, _ = start()
+    job.config = job.config.replace(max_steps=10)
+    job.step = 10
+    hook.stored = ({}, {"finished": 10})
+    hook.join(job)
+    assert job.hooks == [] and hook.client is None
+
+
 def test_a_jump_after_an_exchange_is_no_spike(start):
     job, _, _ = start(8)
     for step in range(40):
@@ -144,6 +153,18 @@ def test_steps_that_a_site_has_missed_are_recorded_and_kept(start):
     another = DiLoCo()
     another.after_load(job, manifest, {})
     assert another.missed == [[3, 16]]
+
+
+def test_without_a_quorum_the_lighthouse_is_named(start):
+    job, hook, site = start(8)
+
+    def start_quorum():
+        raise RuntimeError("no route\nto it")
+
+    site.manager.start_quorum = start_quorum
+    with pytest.raises(PeersMissing, match=r"LIGHTHOUSE=.* no quorum of sites \(no route\);"):
+        hook.exchange(job)
+    assert not site.in_flight
 
 
 def test_a_site_that_made_more_steps_in_fewer_exchanges_has_trained_apart(start):
