@@ -24,7 +24,11 @@ from train.data.manifest import ShardInfo
 log = logging.getLogger(__name__)
 
 SCHEMA = 1
-DAMAGE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)
+# What numpy and zipfile raise for a damaged file; RuntimeError where a flipped bit says "encrypted".
+DAMAGE = (
+    *(OSError, ValueError, TypeError, LookupError, EOFError, RuntimeError),
+    *(zipfile.BadZipFile, zlib.error),
+)
 
 
 def index_path(folder: Path, info: ShardInfo) -> Path:
@@ -79,7 +83,7 @@ def write_index(folder: Path, info: ShardInfo, names: Sequence[str], rows: np.nd
 def read_index(folder: Path, info: ShardInfo) -> DocumentIndex | None:
     """Return the index of a shard; None where there is none, or only that of another shard."""
     path = index_path(folder, info)
-    if not path.exists():
+    if not path.is_file():  # opening a pipe would wait for a writer
         return None
     try:
         with np.load(path, allow_pickle=False) as stored:

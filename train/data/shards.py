@@ -144,15 +144,14 @@ class OpenShard:
         try:
             self.check.result()
             while True:
-                found = []
-                for begin, end in spans:
-                    size = (end - begin) * width
-                    content = os.pread(self.file, size, HEADER_BYTES + begin * width)
-                    found.append(np.frombuffer(content, self.dtype))
+                contents = [
+                    os.pread(self.file, (end - begin) * width, HEADER_BYTES + begin * width)
+                    for begin, end in spans
+                ]
                 # After the reads: what was read has not changed since it was verified.
                 if stamp_of(os.fstat(self.file)) == self.stamp:
                     self.read_s = time.time()
-                    return found
+                    return [np.frombuffer(content, self.dtype) for content in contents]
                 self.wait_until_still()
                 self.verify()
         except OSError as error:

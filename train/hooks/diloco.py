@@ -195,7 +195,7 @@ class DiLoCo(Hook):
         self.missed.append([here, step])
         job.requests.add("save")
         for hook in job.hooks:
-            hook.after_skip(job)
+            hook.after_jump(job)
         facts = {"replica": job.config.site_rank, "reason": "away", "from": here, "to": step}
         job.recorder.event("gap", step, job.tokens, **facts)
         job.recorder.say(

@@ -1,6 +1,7 @@
 """train/data/sample_text.py and document_index.py: which text is sample i, against the rows that were written."""
 
 import dataclasses
+import os
 from pathlib import Path
 
 import numpy as np
@@ -115,3 +116,19 @@ def test_an_index_that_is_not_that_of_its_shard_is_not_believed(made, damage):
     }
     path.write_bytes(damaged[damage])
     assert read_index(shards.folder, first) is None
+
+
+def test_no_flipped_bit_of_an_index_raises(made):
+    """Those of the directory of its parts, where one says "encrypted" and others name a method."""
+    shards = made[0].sources[0]
+    info = shards.shards["train"][0]
+    path = index_path(shards.folder, info)
+    content = path.read_bytes()
+    for at in range(len(content) - 250, len(content)):
+        for bit in range(8):
+            flipped = bytes([content[at] ^ 1 << bit])
+            path.write_bytes(content[:at] + flipped + content[at + 1 :])
+            read_index(shards.folder, info)
+    path.unlink()
+    os.mkfifo(path)
+    assert read_index(shards.folder, info) is None

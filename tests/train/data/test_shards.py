@@ -334,7 +334,7 @@ def opened(tmp_path, monkeypatch):
     ("spoil", "size"),
     [
         (lambda c: flip(c, 500), 856),
-        (lambda c: c[:-100], 756),
+        (lambda c: c[:-99], 757),  # in the middle of a token
         (lambda c: b"", 0),
         (lambda c: c + b"more", 860),
         (lambda c: ERROR_PAGE, 278),
@@ -369,6 +369,19 @@ def test_a_change_that_shows_after_the_next_read_says_when_it_was(opened, monkey
     with pytest.raises(DataError) as raised:
         read(shards)
     assert before_s < raised.value.changed_s < after_s
+
+
+def test_a_change_during_a_read_is_refused(opened, monkeypatch):
+    path, shards = opened
+    pread = os.pread
+
+    def change_and_read(*where):
+        monkeypatch.setattr(os, "pread", pread)
+        overwrite(path, flip(path.read_bytes(), 300))
+        return pread(*where)
+
+    monkeypatch.setattr(os, "pread", change_and_read)
+    assert "was overwritten" in refusal(lambda: read(shards))
 
 
 def test_a_shard_is_refused_although_its_time_was_set_back(opened):

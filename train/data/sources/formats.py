@@ -2,15 +2,16 @@
 
     read(path, ...) -> (row, {column: value}) for each row in order, or (row, Bad) where it is none
 
-Memory is bounded by what one batch decodes to (BATCH_BYTES, or one row if that is larger), not by the
-file: lines are read up to LONGEST_TEXT, and of Parquet so few rows are decoded at once that a dictionary
-cannot multiply them. Only a JSON array is read whole. What is wrong with a file raises Broken.
+Memory is bounded by the rows, not by the file: lines are read up to LONGEST_TEXT, and of Parquet
+one page and BATCH_ROWS rows are decoded at once. Only the text of a JSON array is read whole. What is wrong with a
+file raises Broken.
 """
 
 import gzip
 import io
 import itertools
 import json
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,11 +30,12 @@ from train.data.sources.content import (
 )
 
 LONGEST_TEXT = 2**28  # bytes; also of a line of JSON
-LONGEST_ARRAY = 2**29  # characters; it takes a few times as much memory
-BATCH_BYTES, BATCH_ROWS = 2**23, 1024
+LONGEST_ARRAY = 2**29  # characters
+# Of Parquet. Any row may be the largest, and where there is a dictionary, all of them: 518 bytes of file
+# were 5 GiB of text. What a batch costs is 20 us or so, far less than the tokens of eight rows.
+BATCH_ROWS = 8
 BUFFER_BYTES = 2**20
-# Encodings in which a value may be as large as the whole column, whatever the mean is.
-MULTIPLYING = {"PLAIN_DICTIONARY", "RLE_DICTIONARY", "DELTA_BYTE_ARRAY"}
+BLANKS = re.compile(r"[ \t\n\r]*")  # of JSON
 UNREADABLE = (OSError, EOFError, zlib.error, pa.ArrowException)
 MAGIC = {"gzip": b"\x1f\x8b", "zstd": b"\x28\xb5\x2f\xfd", "parquet": b"PAR1"}
 TEXT = "text"  # the column of rows that are no more than a text
@@ -146,9 +148,8 @@ def parquet_rows(path: Path, columns: tuple[str, ...], start: int) -> Rows:
             if row + group.num_rows <= start:
                 row += group.num_rows
                 continue
-            size = count_batch_rows(group, file.schema_arrow, names)
             for batch in file.iter_batches(
-                size, row_groups=[number], columns=names, use_threads=False
+                BATCH_ROWS, row_groups=[number], columns=names, use_threads=False
             ):
                 skipped = min(max(0, start - row), len(batch))
                 row += skipped
@@ -164,28 +165,6 @@ def is_text(kind: pa.DataType) -> bool:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     return kind in (pa.string(), pa.large_string(), pa.string_view(), pa.null())
-
-
-def count_batch_rows(group: Any, schema: pa.Schema, names: list[str]) -> int:
-    """Return how many rows of a row group decode to about BATCH_BYTES.
-
-    A row of a column with a dictionary may decode to as much as the whole column: 518 bytes of Parquet
-    were 5 GiB of text. One row at a time costs 6 us a row. A column that is a dictionary in Arrow too
-    is not multiplied.
-    """
-    row_bytes = 0
-    for index in range(group.num_columns):
-        part = group.column(index)
-        path = part.path_in_schema
-        column = next((name for name in names if f"{path}.".startswith(f"{name}.")), None)
-        if column is None:
-            continue
-        stays_dictionary = pa.types.is_dictionary(schema.field(column).type)
-        if MULTIPLYING.intersection(part.encodings) and not stays_dictionary:
-            row_bytes += part.total_uncompressed_size
-        else:
-            row_bytes += part.total_uncompressed_size // max(1, group.num_rows)
-    return max(1, min(BATCH_ROWS, BATCH_BYTES // max(1, row_bytes)))
 
 
 def read_cells(column: pa.Array) -> Iterator[Any]:
@@ -384,7 +363,7 @@ def make_row(value: Any, only_objects: bool = False) -> dict[str, Any] | Bad:
 
 
 def array_rows(path: Path, name: str) -> Rows:
-    """Yield the elements of a JSON array, which is in memory as a whole."""
+    """Yield the elements of a JSON array. Its text is in memory as a whole, and one element."""
     with open_text(path, name) as file:
         try:
             text = file.read(LONGEST_ARRAY + 1)
@@ -396,13 +375,39 @@ def array_rows(path: Path, name: str) -> Rows:
             f"Write it as JSON lines, for example: jq -c '.[]' {path.name} > {path.stem}.jsonl",
         )
     try:
-        elements = json.loads(text)
+        for row, element in enumerate(elements(text)):
+            yield row, make_row(element)
     except RecursionError:
         raise Broken("an element that is nested too deeply", "Leave it out") from None
     except json.JSONDecodeError as error:
         raise refuse_array(text, error) from None
-    for row, element in enumerate(elements):
-        yield row, make_row(element)
+    except ValueError as error:  # a number of more than 4,300 digits
+        raise Broken(f"not valid JSON: {error}", "Leave it out") from None
+
+
+def elements(text: str) -> Iterator[Any]:
+    """Yield the elements of an array of JSON. Raises ValueError, RecursionError."""
+    decode = json.JSONDecoder().raw_decode
+    at = after_blanks(text, text.index("[") + 1)
+    mark = ","
+    if text[at : at + 1] == "]":
+        mark, at = "]", after_blanks(text, at + 1)
+    while mark == ",":
+        element, at = decode(text, at)
+        yield element
+        at = after_blanks(text, at)
+        mark = text[at : at + 1]
+        if mark not in ("]", ","):
+            raise json.JSONDecodeError("Expecting ',' delimiter", text, at)
+        at = after_blanks(text, at + 1)
+    if at < len(text):
+        raise json.JSONDecodeError("Extra data", text, at)
+
+
+def after_blanks(text: str, at: int) -> int:
+    """Return where the next character of JSON is from `at` on that is no blank."""
+    match = BLANKS.match(text, at)
+    return match.end() if match else at
 
 
 def refuse_array(text: str, error: json.JSONDecodeError) -> Broken:
