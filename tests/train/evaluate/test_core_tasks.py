@@ -60,6 +60,9 @@ META = "eval_meta_data.csv"
         ("core.yaml", "multiple_choice", "essay", "copa: icl_task_type essay is none of multi"),
         ("core.yaml", "label: piqa", "label: copa", "core.yaml has the label copa twice"),
         ("core.yaml", "icl_tasks:", "tasks:", "core.yaml is no list icl_tasks of label"),
+        ("core.yaml", "  - 0", "  - .inf", "copa: num_fewshot inf"),
+        ("core.yaml", "  - 0", "  - -3", "copa: num_fewshot -3"),
+        ("core.yaml", "icl_tasks:", "icl_tasks: " + "[" * 5000, "core.yaml is no list icl_tasks"),
         (META, "copa,50", "copa,100", "copa: a random baseline of 100 percent"),
         (META, "copa,50\n", "", "copa: eval_meta_data.csv has no random baseline of it"),
         (META, "Random baseline", "Chance", "needs the columns Eval Task and Random baseline"),
@@ -82,7 +85,9 @@ def test_a_bundle_that_declares_nonsense_is_refused(
         (CHOICE, {"query": 5}, "a text is no string"),
         (SCHEMA, {"continuation": None}, "a text is no string"),
         (LANGUAGE, {"continuation": " "}, "nothing to continue with"),
-        (SCHEMA, {"gold": "x"}, "ValueError: invalid literal"),
+        (SCHEMA, {"gold": "x"}, "gold 'x' of 2 options"),
+        (CHOICE, {"gold": 0.9}, "gold 0.9 of 3 options"),
+        (CHOICE, {"gold": float("inf")}, "gold inf of 3 options"),
     ],
 )
 def test_a_line_that_is_no_example_is_refused_by_its_number(

@@ -95,7 +95,7 @@ def read_tasks(core_yaml: bytes, meta_csv: bytes, where: str) -> list[Task]:
     try:
         declared = yaml.safe_load(core_yaml)["icl_tasks"]
         tasks = [task_of(entry, baselines) for entry in declared]
-    except (yaml.YAMLError, LookupError, TypeError, ValueError) as error:
+    except (yaml.YAMLError, LookupError, TypeError, ValueError, RecursionError) as error:
         raise CoreError(
             f"{where}: core.yaml is no list icl_tasks of label, dataset_uri, num_fewshot and icl_task_type "
             f"({type(error).__name__}: {error})"
@@ -119,12 +119,18 @@ def task_of(entry: dict[str, Any], baselines: dict[str, float]) -> Task:
         raise ValueError(f"{label}: eval_meta_data.csv has no random baseline of it")
     if not 0 <= baselines[label] < 1:
         raise ValueError(f"{label}: a random baseline of {100 * baselines[label]:g} percent")
+    shots = entry["num_fewshot"][0]
+    if type(shots) is not int or shots < 0:
+        raise ValueError(f"{label}: num_fewshot {shots!r}")
+    delimiter = entry.get("continuation_delimiter", " ")
+    if not isinstance(delimiter, str):
+        raise TypeError(f"{label}: continuation_delimiter {delimiter!r}")
     return Task(
         label=label,
         kind=kind,
         file=entry["dataset_uri"],
-        shots=int(entry["num_fewshot"][0]),
-        delimiter=str(entry.get("continuation_delimiter", " ")),
+        shots=shots,
+        delimiter=delimiter,
         baseline=baselines[label],
     )
 
@@ -139,7 +145,7 @@ def read_examples(task: Task, content: bytes) -> list[Example]:
             example = json.loads(line)
             check_example(task, example)
             examples.append(example)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CoreError(
                 f"{task.file} ({len(content)} bytes) line {number} is no example of {task.kind} "
                 f"({type(error).__name__}: {error}); it begins {line[:60]!r}"
@@ -156,8 +162,10 @@ def read_examples(task: Task, content: bytes) -> list[Example]:
 def check_example(task: Task, example: Example) -> None:
     """Raise ValueError, KeyError, TypeError or AttributeError unless this is an example of the task's kind."""
     pairs = list_pairs(task, example)
-    if task.kind != LANGUAGE and not (len(pairs) > 1 and 0 <= int(example["gold"]) < len(pairs)):
-        raise ValueError(f"gold {example['gold']} of {len(pairs)} options")
+    if task.kind != LANGUAGE:
+        gold = example["gold"]
+        if type(gold) is not int or len(pairs) < 2 or not 0 <= gold < len(pairs):
+            raise ValueError(f"gold {gold!r} of {len(pairs)} options")
     if not all(isinstance(text, str) for pair in pairs for text in pair):
         raise TypeError("a text is no string")
     if task.kind != CHOICE and not pairs[0][1].strip():
