@@ -23,7 +23,7 @@ RETRY_S = 1.0  # before the lighthouse is asked again
 
 
 def facts_of(job: "Job") -> Facts:
-    """What this site says of itself to the others, before Site.progress is known."""
+    """What this site says of itself to the others."""
     config = job.config
     return rendezvous.facts_of(config, job.world.local_size) | {
         "node_rank": config.node_rank,
@@ -32,6 +32,7 @@ def facts_of(job: "Job") -> Facts:
         "processes": job.world.size,
         "last_step": config.last_step,
         "training": False,
+        "exchanges": -1,  # until Site.progress is known
     }
 
 

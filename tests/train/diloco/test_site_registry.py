@@ -81,6 +81,7 @@ def test_a_site_is_there_while_it_speaks_and_until_it_leaves(port, monkeypatch):
         ({}, {"node_rank": 0}, PeersMissing, "site 0 is there already, on a"),
         ({}, {"weights": "g"}, PeersDiffer, r"node 2 \(a\) have trained apart.* folder .*/r\)"),
         ({}, {"weights": "g", "exchanges": 6}, {2}, ""),
+        ({}, {"exchanges": -1}, {2}, ""),  # it ended before it knew how far it was
         ({}, {"torch": "2.11.0"}, PeersDiffer, r"torch=2\.13\.0 on node 0"),
         ({}, {"data": "e"}, PeersDiffer, "data="),
         ({}, {"processes": 1}, PeersDiffer, r"processes=2 on node 0 \(b\) and processes=1 on"),
