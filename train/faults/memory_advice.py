@@ -11,8 +11,7 @@ from settings import SettingsError
 from settings.config import Config
 from train.distributed.world import World
 
-# ACTIVATION_CHECKPOINTING -> values with which less is kept
-STRONGER = {"none": ("selective", "full"), "selective": ("full",), "full": ()}
+RECOMPUTE = ("none", "selective", "full")  # ACTIVATION_CHECKPOINTING: each keeps less
 
 
 @contextlib.contextmanager
@@ -31,17 +30,16 @@ def memory_advice(config: Config, world: World) -> str:
     now = config.micro_batch(world.size * config.replicas)
     share = config.batch_windows // (world.size * config.replicas)
     fitting = [size for size in range(1, now // 2 + 1) if share % size == 0]
-    smaller = max(fitting, default=None)
     ways = []
-    if smaller:
-        ways.append(f"MICRO_BATCH_SIZE={smaller} (the batch stays as it is, in more parts)")
-    for value in STRONGER[config.activation_checkpointing]:
-        ways.append(f"ACTIVATION_CHECKPOINTING={value}")
+    if fitting:
+        ways.append(f"MICRO_BATCH_SIZE={fitting[-1]} (the batch stays as it is, in more parts)")
+    stronger = RECOMPUTE[RECOMPUTE.index(config.activation_checkpointing) + 1 :]
+    ways += [f"ACTIVATION_CHECKPOINTING={value}" for value in stronger]
     if config.parallel == "ddp":
         ways.append("PARALLEL=fsdp, on more processes")
     if config.model:
         ways += list_tuning_ways(config)
-        if not smaller and config.seq_len > 256:
+        if not fitting and config.seq_len > 256:
             ways.append(f"SEQ_LEN={config.seq_len // 2} with BATCH_TOKENS as it is")
     return (
         f"MICRO_BATCH_SIZE={now}: a step of {now} sequences of {config.seq_len} tokens does not fit "
