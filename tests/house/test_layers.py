@@ -157,6 +157,7 @@ def test_nothing_is_printed_past_the_log() -> None:
         "monitor.__main__",
         "k8s.jobs",
         "doctor.__main__",
+        "scripts.train",
     ],
 )
 def test_a_command_that_needs_no_torch_loads_none(module: str) -> None:

@@ -3,8 +3,6 @@
 import dataclasses
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -227,9 +225,6 @@ def test_each_start_is_said_and_why_there_is_no_other(launch, capfd, tmp_path):
     assert f"{tmp_path}/x/logs/" in err
 
 
-def test_it_starts_fast_and_only_execs():
-    code = "import sys, train.launcher, train.start_node; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout == "False\n"
+def test_the_script_only_execs():
     script = (ROOT / "scripts" / "launch.sh").read_text()
     assert re.search(r'^exec .*python" -m train\.launcher "\$@"$', script, re.M)
