@@ -131,11 +131,14 @@ def log_topology(world: World, site: int | None = None) -> None:
     nccl = "none"
     if world.device.type == "cuda":
         nccl = ".".join(map(str, torch.cuda.nccl.version()))
+    more = "" if site is None else f" site={site}"
+    if choices := os.environ.get("LAUNCH_CHOICES"):
+        more += f" {choices}"
     if world.local_rank == 0:
         # ranks other than the first log only warnings: this goes into the log of their node
         log.log(
             logging.INFO if world.is_first else logging.WARNING,
-            "node %d: host=%s ranks=%d-%d of %d device=%s torch=%s nccl=%s%s %s",
+            "node %d: host=%s ranks=%d-%d of %d device=%s torch=%s nccl=%s%s",
             world.node_rank,
             world.host,
             world.rank,
@@ -144,8 +147,7 @@ def log_topology(world: World, site: int | None = None) -> None:
             world.device_name,
             torch.__version__,
             nccl,
-            "" if site is None else f" site={site}",
-            os.environ.get("LAUNCH_CHOICES", ""),
+            more,
             extra=LOG_ONLY if world.size == 1 else None,
         )
     if world.size > 1:
