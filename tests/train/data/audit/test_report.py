@@ -137,7 +137,7 @@ def test_a_run_of_words_is_found_wherever_a_long_document_is_cut(make, tmp_path,
     """And its near-duplicates by its beginning."""
     monkeypatch.setattr(scan, "PART_TOKENS", 600)
     long = " ".join(f"w{i}" for i in range(900))
-    task = write_task(tmp_path / "task.jsonl", [long, "short"])
+    task = write_task(tmp_path / "task.jsonl", [[long, "few words"], "short"])
     documents = ["red stone", long, "blue river", long + " end"]
     found = make({"a": ([documents], ["green"])}, core_bundle=task)
     shared = found["compared"]["a"]["tasks"]["task"]
