@@ -310,8 +310,8 @@ def make_source(c: Config, name: str, v: Vocabulary) -> None:
         if maker.pinned.source.compressors and not maker.manifest.compressed_bpb:
             maker.manifest.compressed_bpb = compressed_bpb(maker)  # written with the end
         for seal in maker.absent():
-            names = ", ".join(info.file for info in seal.infos())
-            log.info("source %s: making %s again: not all is there", name, names)
+            shards = " and ".join(info.file for info in seal.infos())
+            log.info("source %s: making %s again, of which not all is there", name, shards)
             maker.remake(seal)
         if not is_enough(c, maker.pinned.source, maker.manifest.end, before):
             for _ in maker.make(limit):

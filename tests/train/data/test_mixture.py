@@ -4,7 +4,6 @@ import collections
 import hashlib
 import itertools
 import math
-import tracemalloc
 from collections.abc import Sequence
 
 import numpy as np
@@ -164,18 +163,6 @@ def test_a_run_that_goes_back_passes_over_all_from_there_on() -> None:
     assert gaps == (Gap(5, 30), Gap(9, 4))
     # The gap at step 9 is within what it passes over.
     assert with_gap(gaps, 12, 10, since=7) == (Gap(5, 30), Gap(7, 14))
-
-
-def test_position_is_one_integer_however_large() -> None:
-    """An order that had to be walked or stored would not end here."""
-    m = Mixture({"large": [10**8] * 50, "small": [10**7]}, {"large": 3, "small": 1}, 7, 8)
-    tracemalloc.start()
-    samples = located(m, range(10**12, 10**12 + 1000))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 4e6  # bytes
-    assert len(set(samples)) == 1000
-    assert collections.Counter(source for source, *_ in samples) == {0: 750, 1: 250}
 
 
 def test_counts_are_those_of_the_samples_one_by_one() -> None:

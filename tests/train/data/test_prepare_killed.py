@@ -46,18 +46,6 @@ def test_a_prepare_that_is_killed_at_any_write_ends_with_the_same_bytes(
     assert point > 4 * len(undisturbed) > 40
 
 
-def test_a_prepare_that_is_killed_again_and_again_ends_with_the_same_bytes(
-    config: Config, tmp_path: Path
-) -> None:
-    prepare.prepare(config)
-    other = dataclasses.replace(config, data_dir=str(tmp_path / "killed"))
-    attempts = 0
-    while killed_at(29, partial(prepare.prepare, other)):
-        attempts += 1
-    assert attempts >= 3
-    assert whole(other) == content(config)
-
-
 @pytest.mark.fault(7)
 def test_a_full_disk_is_said_at_any_write_and_room_lets_it_go_on(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
