@@ -23,8 +23,6 @@ class _Plain(torch.optim.Optimizer):
 
     add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
     zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
-    state_dict = inspect.unwrap(torch.optim.Optimizer.state_dict)
-    load_state_dict = inspect.unwrap(torch.optim.Optimizer.load_state_dict)
 
 
 class AdamW(_Plain, torch.optim.AdamW):

@@ -205,19 +205,19 @@ def divide(spans: Iterable[Span], steps: Sequence[Span]) -> Shares:
     steps: in order, without overlap.
     """
     owners = [Span(0, 0, GAPS), Span(0, 0, COMMUNICATION), *spans]
-    edges = sorted({edge for span in [*owners, *steps] for edge in span[:2]})
-    index = {edge: number for number, edge in enumerate(edges)}
+    times = [(span.begin, span.end) for span in (*owners, *steps)]
+    edges, places = np.unique(times, return_inverse=True)
+    places = places.reshape(-1, 2)
     owner = np.zeros(len(edges), int)  # of the time from each edge to the next
     sends = np.zeros(len(edges), bool)
     in_step = np.zeros(len(edges), bool)
-    for number, span in enumerate(owners):
-        covered = slice(index[span.begin], index[span.end])
-        if span.kind == COMMUNICATION:
-            sends[covered] = True
+    for number, (begin, end) in enumerate(places):
+        if number >= len(owners):
+            in_step[begin:end] = True
+        elif owners[number].kind == COMMUNICATION:
+            sends[begin:end] = True
         else:
-            owner[covered] = number
-    for step in steps:
-        in_step[index[step.begin] : index[step.end]] = True
+            owner[begin:end] = number
 
     works = np.array([span.kind not in (GAPS, DATA) for span in owners])[owner]
     owner[sends & ~works] = 1
