@@ -111,7 +111,7 @@ class Evaluation(Hook):
             core_every = 0
         if self.validation.is_due(job.step, validate_every):
             self.validate(job)
-        if self.core_score.is_due(job.step, core_every):
+        if self.core and self.core_score.is_due(job.step, core_every):
             self.score_core(job)
         if self.is_best(job):
             agreed.add("save")

@@ -64,7 +64,8 @@ def test_an_evaluation_is_due_once_at_its_step_and_not_at_the_last(
     due = []
     for step in steps:
         for last in last_ones:
-            job, hook = make(step=step, at=last, core_at=last, **changes)
+            core = object() if "core_every" in changes else None
+            job, hook = make(step=step, at=last, core=core, core_at=last, **changes)
             for name, method in (("text", "validate"), ("core", "score_core")):
                 row = (name, step, last)
                 monkeypatch.setattr(hook, method, lambda job, row=row: due.append(row))
