@@ -4,7 +4,7 @@
     python -m bench.whole_run SHAPE bare       the bare step and the machine's ceiling, in a process of its own
 
     round: bare steps and the ceiling in turn -> scripts/launch.sh trains the same shape on shards that are made here,
-           with PROFILE=1 -> its record, and the trace of its profiled steps
+           with PROFILE=1 -> its record, and the summary of its profiled steps
 
 A step has as many micro-batches as the shape says. Speed is that between the lines of the record, behind the profiled
 steps, so that all that is done between steps is in it; MFU is what the record says. No evaluation or checkpoint falls
@@ -243,7 +243,7 @@ def measure(shape: Shape, rounds: int) -> dict[str, Any]:
 
 def divided(shape: Shape, taken: dict[str, Any]) -> dict[str, float]:
     """Where the time of a profiled step went, in per cent: what its FLOPs would take at the ceiling's speed, what
-    products and attention take beyond their part of that, and what else there is. They add up to 100."""
+    products and attention take beyond their part of that, and what else there is. They add up to 100, up to rounding."""
     tokens, unit = (
         shape.micro_batches * shape.tokens,
         100 / taken["bare"]["ceiling_flops_s"] / taken["profiled_step_s"],

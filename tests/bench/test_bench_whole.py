@@ -77,6 +77,9 @@ def test_a_whole_run_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     (once,) = found["rounds"]
     assert once["steps"] == 8 and once["mfu"] is None  # a CPU's peak is not known
     assert 0 < once["data_wait_s"] < once["step_s"] < 256 * 8 / once["tokens_per_s"]
-    assert sum(once["percent"].values()) == pytest.approx(100) and once["percent"]["matmul"] > 0
+    assert (
+        sum(once["percent"].values()) == pytest.approx(100, abs=0.5)
+        and once["percent"]["matmul"] > 0
+    )
     assert 0 < once["bare"]["step_s"] < 10 and once["bare"]["ceiling_flops_s"] > 1e8
     assert whole_run.row(found, run.spread).startswith("| tiny, 1 x 256 tokens a step | ")
