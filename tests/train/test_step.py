@@ -16,20 +16,28 @@ from train.optim import build_optimizer, set_rate
 from train.step import clock_of, train_step
 
 
-def trainer(c):
-    """A model, its optimizer, and 8 sequences of which each scores another number of tokens, the last none."""
+def masked_batch(c, sequences):
+    """Sequences of which each scores another number of tokens, the last none."""
     g = torch.Generator().manual_seed(2)
-    tokens, targets = (torch.randint(c.vocab_size, (8, c.seq_len), generator=g) for _ in range(2))
-    for row in range(8):
-        targets[row, : row * c.seq_len // 7] = IGNORED
+    shape = (sequences, c.seq_len)
+    tokens, targets = (torch.randint(c.vocab_size, shape, generator=g) for _ in range(2))
+    for row in range(sequences):
+        targets[row, : row * c.seq_len // (sequences - 1)] = IGNORED
+    return tokens, targets
+
+
+def as_batch(tokens, targets, micro):
+    pairs = list(zip(tokens.split(micro), targets.split(micro), strict=True))
+    return Batch(pairs, int((targets != IGNORED).sum()), range(100, 100 + len(tokens)))
+
+
+def trainer(c):
     model = build(c, ALONE.device)
-    return model, build_optimizer(model, c), tokens, targets
+    return model, build_optimizer(model, c), *masked_batch(c, 8)
 
 
 def step(model, optimizer, tokens, targets, micro=4, clip=1.0, **options):
-    pairs = list(zip(tokens.split(micro), targets.split(micro), strict=True))
-    batch = Batch(pairs, int((targets != IGNORED).sum()), range(100, 108))
-    return train_step(model, optimizer, batch, clip, ALONE, **options)
+    return train_step(model, optimizer, as_batch(tokens, targets, micro), clip, ALONE, **options)
 
 
 def gradients(model):
