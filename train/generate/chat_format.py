@@ -100,7 +100,8 @@ def special_tokens(vocabulary: Vocabulary) -> dict[str, int]:
         tokens = format_of(vocabulary).tokens
     except TokenizerError:
         return {}
-    return {token: vocabulary.tokenizer.token_to_id(token) for token in tokens}
+    ids = {token: vocabulary.tokenizer.token_to_id(token) for token in tokens}
+    return {token: number for token, number in ids.items() if number is not None}
 
 
 def render(vocabulary: Vocabulary, messages: Sequence[Message], reply: bool = True) -> list[int]:

@@ -46,32 +46,24 @@ def harness() -> Any:
 
 def harness_task(task: Task, path: Path) -> dict[str, Any]:
     """The harness's own form of such a task (arc_easy; lambada_openai; wsc273), over documents in a file."""
-    common = {
+    of_kind: dict[str, Any] = {"doc_to_text": "{{text}}", "doc_to_target": "{{gold}}"}
+    if task.kind == LANGUAGE:
+        of_kind |= {"doc_to_target": "{{answer}}", "target_delimiter": ""}
+    elif task.kind == SCHEMA:
+        of_kind = {
+            "doc_to_text": lambda document: document["gold"],
+            "doc_to_target": lambda document: document["answer"],
+        }
+    if task.kind != LANGUAGE:
+        of_kind["doc_to_choice"] = lambda document: document["options"]
+    return of_kind | {
         "task": task.label,
+        "output_type": "loglikelihood" if task.kind == LANGUAGE else "multiple_choice",
         "dataset_path": "json",
         "dataset_kwargs": {"data_files": {"test": str(path)}, "cache_dir": str(path.parent)},
         "test_split": "test",
         "num_fewshot": 0,
         "metric_list": [{"metric": "acc"}],
-    }
-    if task.kind == LANGUAGE:
-        return common | {
-            "output_type": "loglikelihood",
-            "doc_to_text": "{{text}}",
-            "doc_to_target": "{{answer}}",
-            "target_delimiter": "",
-        }
-    common["output_type"] = "multiple_choice"
-    if task.kind == SCHEMA:
-        return common | {
-            "doc_to_text": lambda document: document["gold"],
-            "doc_to_choice": lambda document: document["options"],
-            "doc_to_target": lambda document: document["answer"],
-        }
-    return common | {
-        "doc_to_text": "{{text}}",
-        "doc_to_choice": "{{options}}",
-        "doc_to_target": "{{gold}}",
     }
 
 
@@ -93,18 +85,11 @@ def document(task: Task, example: dict, shots: list[dict]) -> dict[str, Any]:
 
 def own_examples(task: Task, examples: list[dict]) -> list[dict]:
     """The examples as both understand them: contexts of a schema end in different tokens."""
-    if task.kind != SCHEMA:
-        return examples
-    return [
-        example
-        | {
-            "context_options": [
-                text + end
-                for text, end in zip(example["context_options"], (" A", " B"), strict=True)
-            ]
-        }
-        for example in examples
-    ]
+    if task.kind == SCHEMA:
+        for example in examples:
+            first, second = example["context_options"]
+            example["context_options"] = [f"{first} A", f"{second} B"]
+    return examples
 
 
 def test_each_choice_is_as_likely_as_the_harness_finds_it(
