@@ -34,6 +34,7 @@ from train.launcher import Launcher
 LOCK_TICK_S = 2.0
 SIDECARS_END_S = 3.0  # for the sampler and the agent to finish their files
 FINAL_CODES = (DONE, BAD_SETTING, BAD_DATA)  # after which no other pod takes this one's place
+PYTHON = ("python:1", DEFAULTS["DATA_MIX"])  # mixtures of Python code: tiny's and the default
 STOPPED_EARLY = "\nStopped before a checkpoint was saved. Run the same command to continue."
 
 
@@ -132,14 +133,14 @@ class Node(Launcher):
         where = f"RUN_NAME={name}"
         if config.runs_dir != DEFAULTS["RUNS_DIR"]:
             where = f"RUNS_DIR={shlex.quote(config.runs_dir)} {where}"
-        is_tiny = config.preset == "tiny" and not config.data  # trained on Python code
-        prompt = "def main(" if is_tiny else "Once"
+        is_python = config.data_mix in PYTHON
+        prompt = "def main(" if is_python else "Once"
         lines = [
             "\nNext:",
             f"    open {show_path(self.paths.plots / 'loss_curves.html')}",
             f'    make sample {where} PROMPT="{prompt}"',
         ]
-        if is_tiny and name == "tiny":  # the first run
+        if is_python and name == "tiny":  # the first run
             tokens = format_tokens(2 * config.train_tokens)
             lines.append(f"    make train RUN_NAME=longer TRAIN_TOKENS={tokens}")
         return "\n".join(lines)

@@ -137,10 +137,13 @@ def test_a_pod_waits_for_a_run_that_a_lost_machine_still_holds(
 @pytest.mark.parametrize(
     ("settings", "prompt", "longer"),
     [
-        ({"preset": "tiny", "run_name": "tiny", "train_tokens": 4_000_000}, "def main(", "8M"),
-        ({"preset": "tiny", "run_name": "longer"}, "def main(", ""),
-        ({"preset": "tiny", "data": "novel.txt"}, "Once", ""),
-        ({"preset": "gpt2-124m"}, "Once", ""),
+        (
+            {"run_name": "tiny", "train_tokens": 4_000_000, "data_mix": "python:1"},
+            "def main(",
+            "8M",
+        ),
+        ({"run_name": "longer"}, "def main(", ""),
+        ({"run_name": "tiny", "data_mix": "novel:1"}, "Once", ""),
     ],
 )
 def test_the_next_prompt_is_of_the_kind_of_text_that_was_trained_on(settings, prompt, longer):

@@ -86,7 +86,13 @@ def check_states(manifest: dict[str, Any]) -> None:
     loss = manifest.get("val_loss")
     if not (loss is None or isinstance(loss, float | int)):
         raise ValueError("its val_loss is no number")
-    itemgetter("gaps", "fingerprint")(data)
+    itemgetter("fingerprint")(data)
+    guard = manifest.get("guard", {})
+    numbers = [*guard.get("loss", ()), *guard.get("grad_norm", ())]
+    for step, windows in data["gaps"]:
+        numbers += [step, windows]
+    if not all(isinstance(number, float | int) for number in numbers):
+        raise TypeError("its gaps or its guard hold something else than numbers")
     for shards in opened.values():
         itemgetter("shards", "digest", "round")(shards)
     if "sites" in manifest:

@@ -75,3 +75,19 @@ def test_a_manifest_of_schema_1_is_read_and_has_all_that_is_looked_up(folder, ca
     for _ in range(2):
         manifest.verify(folder)
     assert caplog.text.count("have no hash of their MANIFEST.json") == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("guard", []),
+        ("guard", {"loss": 5}),
+        ("guard", {"grad_norm": ["a"]}),
+        *(("data", STATES["data"] | {"gaps": gaps}) for gaps in (5, [[5]], [["a", 1]])),
+    ],
+)
+def test_an_edited_manifest_of_schema_1_is_damaged(folder, key, value):
+    states = json.loads((folder / "MANIFEST.json").read_bytes())
+    del states["hash"]
+    content = json.dumps(states | {"schema": 1, key: value}).encode()
+    assert parse(content) is None
