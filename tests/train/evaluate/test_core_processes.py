@@ -71,7 +71,8 @@ def test_two_processes_count_what_one_does(
 ) -> None:
     monkeypatch.setenv("TEST_PORT", str(free_port))
     where = {"data_dir": data["DATA_DIR"], "tokenizer": data["TOKENIZER"], "device": "cpu"}
-    c = dataclasses.replace(tiny, parallel=how, seq_len=64, micro_batch_size=5, **where)
+    shares = {"micro_batch_size": 5, "eval_examples": 11}  # 6 and 5 questions: 2 batches and 1
+    c = dataclasses.replace(tiny, parallel=how, seq_len=64, **shares, **where)
     make_folder(tmp_path)
     alone = Core(c, Bundle(tmp_path), prepare.vocabulary(c), ALONE)
     expected = counts(alone, model_of(c, ALONE))

@@ -237,6 +237,24 @@ def test_no_pass_through_a_split_model_is_cut_short(parts: Parts) -> None:
         parts.evaluator()(model)
 
 
+def test_a_rank_passes_through_a_split_model_for_as_long_as_others_have_more(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own 4 batches, and 3 of which nothing is scored."""
+    expected = parts.evaluator()(parts.model)
+    others = iter([True] * 7)
+
+    def sum_with_another(values: torch.Tensor) -> torch.Tensor:
+        if len(values) == 3:  # whether there is more, and two reasons to stop
+            values[0] += next(others, False)
+        return values
+
+    monkeypatch.setattr("train.evaluate.scoring.sum_over_ranks", sum_with_another)
+    model = Split(parts.model)
+    assert parts.evaluator()(model) == expected
+    assert model.passes == 7
+
+
 @pytest.mark.fault(10)
 def test_damaged_validation_text_is_found_before_training(parts: Parts, tmp_path: Path) -> None:
     where = make_data(tmp_path)
