@@ -95,7 +95,6 @@ SAME_NAME_IN_FOLDERS_THAT_TELL_THEM_APART = {
     "run": 2,  # and bench/
     "sampling": 2,  # and monitor/gpu_sampler/
     "training": 2,  # and bench/wan_lab/
-    "waiting": 2,  # bench/wan_lab/, train/data/streaming/
 }
 MOST_MODULES, MOST_FILES_AT_THE_TOP = 25, 14
 
