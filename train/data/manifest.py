@@ -29,6 +29,13 @@ class DataError(ExpectedError):
     changed_s = math.inf
 
 
+def require_counts(*numbers: Any) -> None:
+    """Raise ValueError unless these are integers from 0 on."""
+    for number in numbers:
+        if not isinstance(number, int) or number < 0:
+            raise ValueError(f"{number!r} is no count")
+
+
 @dataclasses.dataclass(frozen=True)
 class ShardInfo:
     """One shard's entry in the manifest. `text_bytes` are those of the documents, in UTF-8."""
@@ -40,6 +47,11 @@ class ShardInfo:
     text_bytes: int
     max_id: int
     xxh3: str
+
+    def __post_init__(self) -> None:
+        require_counts(self.bytes, self.tokens, self.documents, self.text_bytes, self.max_id)
+        if not isinstance(self.file, str):
+            raise TypeError(f"the name of a shard is {self.file!r}")
 
     def windows(self, seq_len: int) -> int:
         """Return the number of windows of seq_len + 1 tokens, each starting seq_len after the last."""
@@ -99,6 +111,14 @@ class Manifest:
     dropped_examples: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     compressed_bpb: dict[str, float] = dataclasses.field(default_factory=dict)
     seals: list[Seal] = dataclasses.field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        require_counts(self.shard_tokens, *self.next)
+        if self.end not in ("all", "limit", None):
+            raise ValueError(f"its end is {self.end!r}")
+        names = [info.file for info in self.infos()]
+        if len(set(names)) < len(names):
+            raise ValueError("it names a shard twice")
 
     def text(self) -> bytes:
         """Return the content of manifest.json."""

@@ -41,6 +41,13 @@ def flip(content, at):
     return content[:at] + bytes([content[at] ^ 4]) + content[at + 1 :]
 
 
+def change_shard(manifest, change):
+    """The manifest with another entry of its first shard."""
+    first, *rest = manifest["seals"]
+    changed = first | {"train": first["train"] | change}
+    return json.dumps(manifest | {"seals": [changed, *rest]})
+
+
 def overwrite(path, content):
     """In its place: the file stays the one that is open."""
     with open(path, "r+b") as file:
@@ -125,6 +132,15 @@ def test_any_flipped_bit_is_found_when_the_shard_is_first_read(tmp_path, at):
         *(lambda m, text=text: text for text in ("", "[]", "null", "\xff", ERROR_PAGE.decode())),
         lambda m: json.dumps(m | {"seals": {"a": 1}}),
         lambda m: json.dumps(m | {"seals": [m["seals"][0] | {"begins": [0]}]}),
+        lambda m: json.dumps(m | {"seals": [*m["seals"], m["seals"][0]]}),
+        *(
+            lambda m, change=change: json.dumps(m | change)
+            for change in ({"end": "soon"}, {"next": [-1, 0]}, {"shard_tokens": "x"})
+        ),
+        *(
+            lambda m, change=change: change_shard(m, change)
+            for change in ({"tokens": "5"}, {"file": None}, {"max_id": None})
+        ),
         *(
             lambda m, key=key: json.dumps({name: m[name] for name in m if name != key})
             for key in ("schema", "key", "next", "documents", "compressed_bpb", "seals")

@@ -158,7 +158,7 @@ def read(s: Source, path: Path) -> Pinned:
         files = tuple(
             File(str(name), int(size), str(digest)) for name, size, digest in content["files"]
         )
-        return Pinned(s, str(content["revision"]), files, content.get("held_out", ""))
+        return Pinned(s, str(content["revision"]), files, str(content.get("held_out", "")))
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CorpusError(
             f"{path}: not the pin of a source ({error!r}); delete it and run: make data"
@@ -317,8 +317,8 @@ def hashed(s: Source, names: list[str], folder: Path) -> tuple[File, ...]:
     """Files with size and hash; those whose size and time are as in `folder`'s cache are not read again."""
     cache = folder / f"hashes-{s.identity}.json"
     try:
-        known = dict(json.loads(read_text(cache) or "{}"))
-    except (ValueError, TypeError, RecursionError):
+        known = {name: list(entry) for name, entry in json.loads(read_text(cache) or "{}").items()}
+    except (ValueError, TypeError, AttributeError, RecursionError):
         known = {}
     files = []
     now = {}
