@@ -57,7 +57,9 @@ def test_each_of_the_five_sources_wins_over_those_below_it(root: Path) -> None:
 def test_the_sources_above_choose_env_file_and_preset(root: Path) -> None:
     (root / "presets" / "big.env").write_text("N_LAYER=7\n")
     (root / "mine").write_text("PRESET=big\nSEED=9\n")
-    config = read(root, "SEED=1\n", ENV_FILE="mine").config
+    resolved = read(root, "SEED=1\n", ENV_FILE="mine")
+    assert resolved.explicit == {"ENV_FILE", "PRESET", "SEED"}
+    config = resolved.config
     assert (config.seed, config.n_layer, config.run_name) == (9, 7, "big")
     assert read(root, ENV_FILE="mine", PRESET="tiny").config.n_layer == 4
 
