@@ -61,7 +61,9 @@ ROWS = (
         counts=True,
     ),
     ExitCode(
-        STOPPED, "The run saved a checkpoint and stopped on request.", "Run it again to resume."
+        STOPPED,
+        "The run stopped on request. What it had trained is in a checkpoint.",
+        "Run it again to resume.",
     ),
     ExitCode(
         BAD_DATA,
@@ -71,7 +73,7 @@ ROWS = (
     ),
     ExitCode(
         INTERRUPTED,
-        "The run was told to stop and could not save a checkpoint.",
+        "The run was told to stop before it trained, or could not save a checkpoint.",
         "Run it again to resume from the last one.",
         counts=True,
     ),

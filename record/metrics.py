@@ -20,6 +20,7 @@ Keys of every record: `time` (Unix seconds), `mono_s` (the monotonic clock of th
                     either; core_tasks: how many tasks it is the mean of; core_centred: task -> centered accuracy,
                     0 for guessing and 1 for all right; core_error: in words, why there is none; core_s: seconds
 
+    step            straggler: rank and host of a rank that is slower than the others, and how many times
     start, resume   startup_s: seconds by phase from its launch, changes: settings that differ from the
                     last attempt's, world_size: processes
     checkpoint      seconds: until it was safe on disk (training goes on meanwhile), bytes: its size

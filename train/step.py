@@ -1,4 +1,4 @@
-"""One optimizer step, as the paper has it."""
+"""One optimizer step: the gradient of the global batch, clipping, the update."""
 
 import contextlib
 import dataclasses
@@ -24,7 +24,7 @@ from train.distributed.parallel import (
 from train.distributed.world import World, from_all, sum_over_ranks
 from train.optim import Optimizer
 
-# What a rank may ask of all in a step: to stop behind it, to save (only the first), to wait for data.
+# What a rank may ask of all in a step: to stop after it, to save (only the first), to wait for data.
 REQUESTS = ("stop", "save", "data")
 
 

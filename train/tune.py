@@ -19,6 +19,7 @@ from settings.visible_gpus import visible_gpus
 MMAP_THRESHOLD = 2**30  # bytes
 TRIM_THRESHOLD = 2**32
 SPIN_COUNT = "10000"  # tens of microseconds
+SMI_S = 120  # without persistence mode, a driver takes some seconds for each GPU
 FLIGHT_RECORDER_SIZE = "2000"  # operations
 
 
@@ -26,9 +27,14 @@ def count_gpus(environment: Mapping[str, str]) -> int:
     """Count the GPUs that a process started here would see, without importing torch."""
     if shutil.which("nvidia-smi", path=environment.get("PATH")) is None:
         return 0
-    listing = subprocess.run(
-        ["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=False
-    )
+    command = ["nvidia-smi", "--list-gpus"]
+    try:
+        listing = subprocess.run(command, capture_output=True, text=True, timeout=SMI_S)
+    except subprocess.TimeoutExpired:
+        raise SystemExit(
+            f"nvidia-smi has not answered in {SMI_S} s: the GPU driver hangs. Restart the machine, or "
+            "set DEVICE=cpu."
+        ) from None
     count = len([line for line in listing.stdout.splitlines() if line.startswith("GPU")])
     visible = visible_gpus(environment)
     if visible is None:

@@ -60,7 +60,7 @@ class Samples:
     def shares(self, step, gaps):
         return {}
 
-    def differs(self, opened):
+    def differs(self, opened, step, gaps):
         return None
 
 

@@ -111,9 +111,8 @@ def shards(key: str, *seals: str) -> Any:
     def infos(seal: str) -> list[Any]:
         return [SimpleNamespace(xxh3=xxh3) for xxh3 in seal]
 
-    return SimpleNamespace(
-        key=key, seals=[SimpleNamespace(infos=functools.partial(infos, seal)) for seal in seals]
-    )
+    made = [SimpleNamespace(infos=functools.partial(infos, seal)) for seal in seals]
+    return SimpleNamespace(key=key, manifest=SimpleNamespace(seals=made))
 
 
 def test_nodes_of_a_run_that_streams_may_see_more_or_less_and_not_something_else():

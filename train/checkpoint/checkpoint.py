@@ -15,6 +15,7 @@ torch.distributed.checkpoint takes 2 s to import. A new run's first step does no
 """
 
 import contextlib
+import errno
 import logging
 import os
 import shutil
@@ -132,11 +133,11 @@ def write(
     except CheckpointError as error:
         if world.is_first:
             shutil.rmtree(temporary, ignore_errors=True)
-        free = shutil.disk_usage(root.parent).free / 2**30
-        raise CheckpointError(
-            f"{error}. Free some disk space, or keep fewer checkpoints with KEEP_LAST. "
-            f"The disk has {free:.2f} GiB free"
-        ) from None
+        advice = ""
+        if os.strerror(errno.ENOSPC) in str(error):
+            free = shutil.disk_usage(root.parent).free / 2**30
+            advice = f". The disk has {free:.2f} GiB free: make room, or keep fewer with KEEP_LAST"
+        raise CheckpointError(f"{error}{advice}") from None
     return sum(size for size, _ in files.values())
 
 
@@ -214,7 +215,8 @@ def check_space(root: Path, need: int) -> None:
     if free < need:
         raise CheckpointError(
             f"{root}: a checkpoint takes {need / 2**30:.2f} GiB and the disk has "
-            f"{free / 2**30:.2f} GiB free; make room, or put RUNS_DIR on another disk"
+            f"{free / 2**30:.2f} GiB free; make room, keep fewer with KEEP_LAST, or "
+            "put RUNS_DIR on another disk"
         )
 
 

@@ -180,6 +180,6 @@ def best(root: Path) -> tuple[float, int] | None:
             loss = load_manifest(folder_of(root, step)).get("val_loss")
         except CheckpointError:
             continue
-        if loss is not None:
+        if loss is not None and not math.isnan(loss):
             losses.append((float(loss), step))
     return min(losses, default=None)

@@ -77,6 +77,7 @@ class Members:
 
     def __init__(self) -> None:
         self.members: dict[int, Member] = {}
+        self.lock = threading.Lock()  # requests are answered in threads
         self.turns: dict[str, int] = {}  # token of a process -> how often it took a place
 
     def hear(self, name: int, facts: Facts, address: str, now: float) -> None:
@@ -115,12 +116,11 @@ class Answers(Requests):
     """Requests to a registry."""
 
     members: Members  # of the server
-    lock: threading.Lock
 
     def respond(self, body: bytes) -> None:
         address = str(self.client_address[0]).removeprefix("::ffff:")
         member = MEMBER.fullmatch(self.path)
-        with self.lock:
+        with self.members.lock:
             now = time.monotonic()
             if member:
                 self.members.hear(int(member[1]), parse_object(body), address, now)
@@ -133,8 +133,8 @@ class Answers(Requests):
 
 def serve(members: Members, host: str, port: int, find_secret: FindSecret) -> SignedServer:
     """Serve in a thread, on loopback if `host` is that. Raises OSError."""
-    own = {"members": members, "lock": threading.Lock()}
-    return SignedServer(listen(host, port), type("AnswersHere", (Answers,), own), find_secret)
+    answers = type("AnswersHere", (Answers,), {"members": members})
+    return SignedServer(listen(host, port), answers, find_secret)
 
 
 class Client:

@@ -149,8 +149,9 @@ class RollCall(Members):
         """Wait until all have heard how the run ends, if it ends for all."""
 
         def is_known() -> bool:
-            ends = self.end or self.judge({}, 0.0)
-            return not ends or len(self.heard - {0}) == self.nodes - 1
+            with self.lock:
+                ends = self.end or self.judge({}, 0.0)
+                return not ends or len(self.heard - {0}) == self.nodes - 1
 
         wait(is_known, LINGER_S, 0.1)
 

@@ -192,7 +192,9 @@ def choose_device(c: Config, local_rank: int) -> torch.device:
     if c.device == "cpu" or gpus == 0:
         return torch.device("cpu")
     if local_rank >= gpus:
-        raise SettingsError([f"NPROC={c.nproc}: only {gpus} GPUs are visible; set NPROC={gpus}"])
+        raise SettingsError(
+            [f"NPROC={local_rank + 1} or more: only {gpus} GPUs are visible; set NPROC={gpus}"]
+        )
     if c.dtype == "bfloat16" and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise SettingsError(
             [

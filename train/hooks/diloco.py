@@ -13,6 +13,7 @@ from torch import Tensor
 
 from settings import SettingsError
 from train import timeouts
+from train.checkpoint.checkpoint import cause
 from train.diloco import roll_call
 from train.diloco.result import RunIsOver, ToldToStop
 from train.diloco.site_registry import SiteClient
@@ -207,9 +208,10 @@ class DiLoCo(Hook):
 
     def undo(self, job: "Job") -> None:
         """Go on from the exchange before one that failed. The site has dropped its steps since."""
-        failed = [reason for reason in from_all(self.site.gloo.failed) if reason]
-        if failed:
-            reason = str(failed[0]).splitlines()[0]
+        failed = self.site.gloo.failed
+        causes = from_all(cause(failed) if failed else "")  # not every error can be sent
+        if any(causes):
+            reason = next(filter(None, causes))
         elif self.site.present < job.config.min_sites:
             reason = f"{self.site.present} sites, and MIN_SITES={job.config.min_sites}"
         else:

@@ -139,12 +139,13 @@ class Profiler(Hook):
             summary = self.summarize(job, profiler, steps.start)
             # written last: where there is a summary, the trace is complete
             write_whole(trace.with_suffix("").with_suffix(".txt"), f"{summary}\n".encode())
+            summary += f"\ntrace: {trace}"
         except (OSError, ValueError) as error:
             summary = (
                 f"PROFILE=1: The profile of steps {steps.start} to {steps[-1]} failed, and training "
                 f"continues: {error}"
             )
-        job.recorder.say(f"{summary}\ntrace: {trace}")
+        job.recorder.say(summary)
 
     def summarize(self, job: "Job", profiler: Any, first: int) -> str:
         """Return one screen: what was profiled, the shares of a step, and what profiling cost."""

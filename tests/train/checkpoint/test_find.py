@@ -142,7 +142,9 @@ def test_what_cannot_be_renamed_ends_a_resume_but_no_training(tmp_path, monkeypa
 def test_the_best_is_the_lowest_validation_loss_and_the_earliest(tmp_path):
     make(tmp_path, 1)
     assert find.best(tmp_path) is None
-    for step, loss in ((2, 3.0), (3, 2.5), (4, 2.5), (5, 2.0)):
+    make(tmp_path, 2, val_loss=float("nan"))
+    assert find.best(tmp_path) is None
+    for step, loss in ((3, 2.5), (4, 2.5), (5, 2.0)):
         make(tmp_path, step, val_loss=loss)
     edit(find.folder_of(tmp_path, 5), val_loss=1.0)
     assert find.best(tmp_path) == (2.5, 3)
