@@ -103,8 +103,11 @@ class Config(
         return is_pretrained_on(self.values())
 
     def micro_batch(self, world_size: int) -> int:
-        """Return the number of sequences in a forward pass of one of `world_size` processes."""
-        return min(self.micro_batch_size, self.batch_windows // world_size)
+        """Return the number of sequences in a forward pass of one of `world_size` processes.
+
+        At least 1: an evaluation may have more processes than a batch has sequences.
+        """
+        return max(1, min(self.micro_batch_size, self.batch_windows // world_size))
 
     def replace(self, **changes: Any) -> "Config":
         """Return the same with other values of these settings, in lower case."""

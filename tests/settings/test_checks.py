@@ -99,6 +99,7 @@ def test_the_number_of_processes_may_be_known_better() -> None:
     config = Config().derived()
     assert check_batch(config, 32) is None
     assert "BATCH_TOKENS=8448" in str(check_batch(config, 33))
+    assert [config.micro_batch(processes) for processes in (16, 32, 33)] == [2, 1, 1]
     diloco = build_config({"SYNC": "diloco", "NODES": 2})
     assert check_sharding(diloco, 1) is None and check_sharding(diloco, 2) is not None
 

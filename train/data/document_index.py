@@ -2,8 +2,8 @@
 
     (source, shard, window) -> documents -> file of the source, row, hash of the text
 
-Written by the shard writer when it seals a shard, and read only where a person asks which text a
-sample is. Nothing else needs it: shards without an index, of earlier versions, are as good. It names
+Written by the shard writer when it seals a shard, and read where a person asks which text a sample
+is, and when a step is skipped. Nothing else needs it: shards without an index, of earlier versions, are as good. It names
 the hash of its shard, so that one that was left behind by another shard is not believed.
 """
 

@@ -180,8 +180,11 @@ def find_folders(c: Config, v: Vocabulary, fingerprint: str) -> dict[str, Path] 
     origin = fingerprint.rpartition("-")[2]
     found: list[list[ShardSet]] = []
     for name in c.mixture:
-        manifests = (data_dir(c) / name).glob(f"*/{v.sha256[:12]}/manifest.json")
-        found.append([ShardSet(path.parent, True, check=False) for path in sorted(manifests)])
+        sets = []
+        for path in sorted((data_dir(c) / name).glob(f"*/{v.sha256[:12]}/manifest.json")):
+            with contextlib.suppress(DataError):  # of another version, or damaged
+                sets.append(ShardSet(path.parent, True, check=False))
+        found.append(sets)
     for shards in itertools.product(*found):
         sources = dict(zip(c.mixture, shards, strict=True))
         if hash_origin(sources)[: len(origin)] == origin:

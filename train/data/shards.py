@@ -90,8 +90,14 @@ def hash_file(file: int) -> str:
 
 
 def dtype_of(info: ShardInfo) -> np.dtype:
-    """Return the type of a shard's token ids."""
-    return DTYPES[(info.bytes - HEADER_BYTES) // max(1, info.tokens) or 2]
+    """Return the type of a shard's token ids. Raises DataError."""
+    for width, dtype in DTYPES.items():
+        if info.bytes == HEADER_BYTES + width * info.tokens:
+            return dtype
+    raise DataError(
+        f"{info.file}: the manifest says {info.bytes} bytes and {info.tokens} tokens, which does not "
+        "fit. Delete the folder that it is in and run: make data"
+    )
 
 
 def unreadable(path: Path, error: OSError) -> DataError:
@@ -115,9 +121,9 @@ class OpenShard:
         self.path = folder / info.file
         self.info = info
         self.stamp: Stamp | None = None
-        self.dtype = dtype_of(info)
         self.read_s = 0.0
         self.file = -1
+        self.dtype = dtype_of(info)
 
     def open(self, pool: ThreadPoolExecutor) -> None:
         """Open the file if it is closed, and have it verified if it is not the one that was. Raises DataError."""

@@ -60,6 +60,9 @@ def test_what_is_near_an_earlier_document_is_left_out_and_counted(
     v = prepare.vocabulary(drop)
     folders = [shard_folder(c, "papers", v.sha256) for c in (keep, drop)]
     assert folders[1].parent.name == f"{folders[0].parent.name}-without-near-duplicates"
+    older = folders[0].parent.with_name("older") / folders[0].name
+    older.mkdir(parents=True)
+    (older / "manifest.json").write_text('{"schema": 1}')  # passed over
     for c, folder in zip((keep, drop), folders, strict=True):
         fingerprint = f"x-{prepare.hash_origin({'papers': opened(c)})[:12]}"
         assert prepare.find_folders(keep, v, fingerprint) == {"papers": folder}

@@ -292,22 +292,28 @@ def explain_start(path: Path, start: bytes, is_chosen: bool) -> str:
 def holds_rows(start: bytes) -> bool:
     """Tell whether JSON begins like rows of text: objects in lines, or an array of texts or objects.
 
-    One object over the whole file holds no rows. An array, as there are in a folder of code, must show
-    in its first element that it is text, or conversations.
+    A folder of code has JSON too: the settings of a tool. So the first element must show that it is
+    text, or conversations, and one object over the whole file, or over several lines, holds no rows.
     """
-    start = start.removeprefix(BYTE_ORDER_MARK).lstrip()
-    if start[:1] != b"[":
-        return start[:1] == b"{" and start.splitlines()[0].strip() != b"{"
+    text = start.removeprefix(BYTE_ORDER_MARK).decode(errors="replace").lstrip()
+    is_lines = text[:1] == "{"
+    if not is_lines and text[:1] != "[":
+        return False
+    inside = text if is_lines else text[1:].lstrip()
     try:
-        first, _ = json.JSONDecoder().raw_decode(start[1:].decode(errors="replace").lstrip())
-    except (ValueError, RecursionError):
-        return len(start) >= START_BYTES // 2  # the first element goes on
+        first, end = json.JSONDecoder().raw_decode(inside)
+    except (ValueError, RecursionError):  # the first element goes on
+        return len(start) >= START_BYTES // 2 and not (is_lines and "\n" in text)
     if isinstance(first, list):
         first = next(iter(first), None)
-    if isinstance(first, dict):
-        texts = [value for value in first.values() if isinstance(value, str)]
-        return len(texts) == 1 or bool(ROWS_OF_TEXT & first.keys())
-    return isinstance(first, str)
+    if not isinstance(first, dict):
+        return isinstance(first, str)
+    if ROWS_OF_TEXT & first.keys() and not (is_lines and "\n" in inside[:end]):
+        return True
+    texts = [value for value in first.values() if isinstance(value, str)]
+    if is_lines:
+        return bool(texts) and "\n" not in inside[:end] and inside[end:].strip() != ""
+    return len(texts) == 1
 
 
 ROWS_OF_TEXT = {"text", "content", "messages", "conversations"}

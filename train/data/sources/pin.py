@@ -242,7 +242,8 @@ def local_pin(s: Source, folder: Path) -> Pinned:
     earlier = earlier_files(s, folder)
     there = [file.name for file in earlier if find_path(file.name).is_file()]
     every = hashed(s, sorted({*names, *there}), folder)
-    given = [file for file in every if file.name in set(names)]
+    is_given = set(names)
+    given = [file for file in every if file.name in is_given]
     texts = {file.digest for file in given}
     if set(earlier) <= set(every) and {file.digest for file in earlier} == texts:
         # An earlier version read copies too. The shards that it made stay valid.

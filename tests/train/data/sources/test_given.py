@@ -110,7 +110,18 @@ def test_a_folder_gives_its_text_and_names_what_it_leaves_out(
 
 @pytest.mark.parametrize(
     "content",
-    ['{\n "a": 1\n}', "[1, 2]", "[[1, 2]]", '[{"a": 1}]', '[{"a": "x", "b": "y"}]', "[", "[]", "7"],
+    [
+        '{\n "a": 1\n}',
+        '{"a": 1}',
+        '{ "a": 1,\n "b": "x"}',
+        "[1, 2]",
+        "[[1, 2]]",
+        '[{"a": 1}]',
+        '[{"a": "x", "b": "y"}]',
+        "[",
+        "[]",
+        "7",
+    ],
 )
 def test_json_without_text_does_not_spoil_its_folder(tmp_path: Path, content: str) -> None:
     folder = write(tmp_path / "texts", {"a.txt": b"a", "b.json": content.encode()})
