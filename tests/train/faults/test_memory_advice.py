@@ -68,7 +68,10 @@ def test_where_memory_is_short_the_settings_to_change_are_named(config, changes,
 @pytest.mark.parametrize(
     ("changes", "ways"),
     [
-        ({"parallel": "ddp"}, "PARALLEL=fsdp, on more processes, LORA_RANK=16 with DTYPE=bfloat16"),
+        (
+            {"parallel": "ddp"},
+            "PARALLEL=fsdp, on more processes, or LORA_RANK=16 with DTYPE=bfloat16",
+        ),
         ({"lora_rank": 8, "dtype": "bfloat16"}, "more processes (NPROC, NODES)"),
     ],
 )
