@@ -6,7 +6,7 @@ import pytest
 from analysis.energy.downsample import SampleBuckets
 
 
-def test_buckets_have_mean_lowest_highest_and_energy_so_far() -> None:
+def test_buckets_have_mean_lowest_highest_and_energy_so_far():
     """500 s, nothing sampled from 100 to 140 s: 300 W with a peak of 700 W."""
     curves = SampleBuckets(0.0, 500.0)
     times = np.append(np.arange(-50, 100, 0.01), np.arange(140, 600, 0.01))

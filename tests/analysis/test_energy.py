@@ -6,14 +6,12 @@ the start are 100 (b - a) + 5 (b^2 - a^2).
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from analysis.energy.__main__ import main
 from analysis.energy.join import add_energy
-from analysis.energy.result import Energy
 from analysis.runs import read_run
 from tests.analysis.test_samples import write
 from tests.record.clock import START, Clock
@@ -21,11 +19,11 @@ from tests.record.clock import START, Clock
 STEPS = [(10 + 2 * number, 12 + 2 * number) for number in range(10)]
 
 
-def find_joules(*intervals: tuple[float, float]) -> float:
+def find_joules(*intervals):
     return sum(100 * (b - a) + 5 * (b * b - a * a) for a, b in intervals)
 
 
-def put(folder: Path, run: Clock, *boots: str, processes: int = 1) -> None:
+def put(folder, run, *boots, processes=1):
     """Write the record of a run, and the boots that its attempts were on."""
     facts = {"world_size": processes, "tokens_per_s": 50}
     lines = [json.dumps(facts | record) + "\n" for record in run.records]
@@ -34,9 +32,7 @@ def put(folder: Path, run: Clock, *boots: str, processes: int = 1) -> None:
     (folder / "config.json").write_text(json.dumps({"settings": {}, "attempts": attempts}))
 
 
-def sample(
-    folder: Path, first: float = -5, last: float = 80, gpus: int = 1, name: str = "1", **about: Any
-) -> None:
+def sample(folder, first=-5, last=80, gpus=1, name="1", **about):
     """Write samples from `first` to `last` seconds after the start, when the clock of boot b is 5000."""
     times = np.arange(first, last, 0.01)
     columns = {f"gpu{gpu}_energy_j": 1e6 + 100 * times + 5 * times**2 for gpu in range(gpus)}
@@ -45,13 +41,13 @@ def sample(
     write(folder, name, times + 100, columns, **{"zero": (4900, START - 100)} | about)
 
 
-def find_energy(folder: Path) -> Energy:
+def find_energy(folder):
     energy = add_energy(read_run(folder)).energy
     assert energy
     return energy
 
 
-def test_each_cause_has_the_joules_of_its_own_seconds(tmp_path: Path) -> None:
+def test_each_cause_has_the_joules_of_its_own_seconds(tmp_path):
     """Somebody sets the wall clock. The machine is started again while the run is down. Seconds are on the right."""
     run = Clock().start(model=10.0).steps(1, 10)  # 10, 30
     run.write("eval", 10, 5.0, eval_s=4.0, val_loss=3.0)  # 35
@@ -80,7 +76,7 @@ def test_each_cause_has_the_joules_of_its_own_seconds(tmp_path: Path) -> None:
     assert energy.total.cost(0.5, 3.0) == pytest.approx(sum(expected) / 7.2e6 + 70 / 1200, rel=1e-3)
 
 
-def test_another_node_is_joined_by_the_wall_clock_as_it_was_set_last(tmp_path: Path) -> None:
+def test_another_node_is_joined_by_the_wall_clock_as_it_was_set_last(tmp_path):
     run = Clock().start(model=10.0).steps(1, 4)
     run.wall += 100
     put(tmp_path, run.steps(5, 10), "b", processes=4)
@@ -105,9 +101,7 @@ def test_another_node_is_joined_by_the_wall_clock_as_it_was_set_last(tmp_path: P
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 3])
-def test_a_step_has_energy_with_samples_of_all_gpus_of_the_run_and_no_others(
-    tmp_path: Path, gpus: int
-) -> None:
+def test_a_step_has_energy_with_samples_of_all_gpus_of_the_run_and_no_others(tmp_path, gpus):
     put(tmp_path, Clock().start(model=10.0).steps(1, 10), "b", processes=2)
     sample(tmp_path, first=14.3, gpus=gpus)
     energy = find_energy(tmp_path)
@@ -117,9 +111,7 @@ def test_a_step_has_energy_with_samples_of_all_gpus_of_the_run_and_no_others(
 
 
 @pytest.mark.parametrize(("reason", "down_s"), [("stopped", 0), ("done", 0), ("crashed", 20)])
-def test_after_make_stop_and_the_end_the_gpus_are_given_back(
-    tmp_path: Path, reason: str, down_s: int
-) -> None:
+def test_after_make_stop_and_the_end_the_gpus_are_given_back(tmp_path, reason, down_s):
     run = Clock().start(model=10.0).steps(1, 10).write("end", 10, reason=reason)
     run.wall += 20
     run.mono += 20
@@ -132,7 +124,7 @@ def test_after_make_stop_and_the_end_the_gpus_are_given_back(
     assert energy.total.joules == pytest.approx(expected, rel=1e-4)
 
 
-def test_a_second_that_two_clocks_give_to_two_attempts_counts_once(tmp_path: Path) -> None:
+def test_a_second_that_two_clocks_give_to_two_attempts_counts_once(tmp_path):
     run = Clock().start(model=10.0).steps(1, 10)
     run.wall -= 10
     run.attempt = 1
@@ -144,9 +136,7 @@ def test_a_second_that_two_clocks_give_to_two_attempts_counts_once(tmp_path: Pat
     assert min(cause.joules for cause in energy.causes.values()) >= 0
 
 
-def test_the_command_prints_a_table_and_writes_a_line_per_step(
-    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_prints_a_table_and_writes_a_line_per_step(tmp_path, capsys, monkeypatch):
     put(tmp_path, Clock().start(model=10.0).steps(1, 10), "b")
     monkeypatch.setenv("RUN_NAME", tmp_path.name)
     monkeypatch.setenv("RUNS_DIR", str(tmp_path.parent))

@@ -7,7 +7,7 @@ from record.goodput import CATEGORIES, Timeline
 from tests.record.clock import run_at_random
 
 
-def test_every_second_is_in_one_interval_whatever_happens() -> None:
+def test_every_second_is_in_one_interval_whatever_happens():
     for seed in range(200):
         timeline = Timeline()
         for record in run_at_random(seed)[0].records:

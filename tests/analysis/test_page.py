@@ -2,17 +2,15 @@
 
 import base64
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 
 from analysis.page.build import write_page
-from analysis.runs import Run, read_run
+from analysis.runs import read_run
 from analysis.summary import find_window, smooth
 from record.goodput import Timeline
 from settings.config import Config
@@ -31,7 +29,7 @@ PIXEL = (
 )
 
 
-def make_run(name: str = "d16", n: int = 1000, lower: float = 0.0, **facts: Any) -> Run:
+def make_run(name="d16", n=1000, lower=0.0, **facts):
     """Return a run of n steps that was evaluated after half of them. Its clock starts 60 s before the first."""
     random = np.random.default_rng(2)
     step = np.arange(1.0, n + 1)
@@ -55,7 +53,7 @@ class Page(Browser):
 
     path: Path
 
-    def draw(self, *runs: Run, width: int = 1280, **more: Any) -> None:
+    def draw(self, *runs, width=1280, **more):
         is_phone = width < 500
         size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": is_phone}
         self.call("Emulation.setDeviceMetricsOverride", **size)
@@ -63,51 +61,51 @@ class Page(Browser):
         write_page(self.path, runs, **more)
         self.open(self.path)
 
-    def select(self, name: str, value: str) -> None:
+    def select(self, name, value):
         self.value(
             f"{{ const box = document.querySelector('[data-view={name}]'); box.value = '{value}';"
             " box.dispatchEvent(new Event('input', {bubbles: true})); }"
         )
 
-    def click(self, selector: str) -> None:
+    def click(self, selector):
         self.value(f"document.querySelector('{selector}').click()")
 
-    def chart(self, title: str, expression: str) -> Any:
+    def chart(self, title, expression):
         """Return what an expression is for the chart `c`."""
         find = f"charts.find(c => c.heading.textContent.startsWith({json.dumps(title)}))"
         return self.value(f"(c => {expression})({find})")
 
-    def place(self, title: str, x: float, share: float = 0.5) -> tuple[float, float]:
+    def place(self, title, x, share=0.5):
         """Return where a value of x is on the screen, at a share of the height of a chart."""
         self.chart(title, "c.box.scrollIntoView({block: 'center'})")
         box = "c.over.getBoundingClientRect()"
         left, top = self.chart(title, f"[{box}.x + c.at.x({x}), {box}.y + {share} * c.height]")
         return left, top
 
-    def look(self, title: str, x: float) -> list[str]:
+    def look(self, title, x):
         """Return what the chart says under the pointer."""
         self.hover(*self.place(title, x))
         return self.chart(title, "c.tip.innerText").splitlines()
 
-    def pull(self, title: str, start: tuple[float, float], end: tuple[float, float]) -> None:
+    def pull(self, title, start, end):
         """Drag from one place to another, each in x and as a share of the height."""
         first, last = self.place(title, *start), self.place(title, *end)
         self.mouse("mousePressed", *first, buttons=1)
         self.mouse("mouseMoved", *last, buttons=1)
         self.mouse("mouseReleased", *last)
 
-    def press(self, *keys: str) -> None:
+    def press(self, *keys):
         for key in keys:
             self.chart(LOSS, f"c.box.dispatchEvent(new KeyboardEvent('keydown', {{key: '{key}'}}))")
 
-    def texts(self, selector: str) -> list[str]:
+    def texts(self, selector):
         """Return the texts of the elements that can be seen."""
         visible = f"[...document.querySelectorAll('{selector}')].filter(e => e.checkVisibility())"
         return self.value(f"{visible}.map(e => e.innerText)")
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+def browser(tmp_path_factory):
     opened = Page(tmp_path_factory.mktemp("browser"))
     with opened:
         yield opened
@@ -115,7 +113,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 
 
 @pytest.fixture
-def page(browser: Page, tmp_path: Path) -> Page:
+def page(browser, tmp_path):
     browser.path = tmp_path / "page.html"
     return browser
 

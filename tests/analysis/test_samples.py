@@ -1,8 +1,6 @@
 """analysis/energy/samples.py: readings and files made by hand, and the joules in them by formulas of their own."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,13 +14,13 @@ NOTHING = np.full(len(T), np.nan)
 
 
 def write(
-    folder: Path,
-    stamp: str,
-    times: np.ndarray,
-    columns: dict[str, np.ndarray],
-    zero: tuple[float, float] = (0, 0),
-    **about: Any,
-) -> Path:
+    folder,
+    stamp,
+    times,
+    columns,
+    zero=(0, 0),
+    **about,
+):
     """Write a file and its sidecar; elapsed_sec is 0 at `zero` on its monotonic and wall clocks."""
     path = folder / f"gpu_metrics_{stamp}.csv"
     header = ",".join(["elapsed_sec", *columns])
@@ -34,7 +32,7 @@ def write(
     return path
 
 
-def measure(begin: float, end: float, *files: tuple) -> list[float]:
+def measure(begin, end, *files):
     """Return joules and covered seconds, from boot, times, counter and power of files."""
     meter = GpuEnergy(1)
     for file in files:
@@ -57,14 +55,12 @@ IS_READ = (T < 10) | (T > 13.5)
         (np.where(T < 10, COUNTER, COUNTER + 1e9), NOTHING, 2, 18, 15.99),
     ],
 )
-def test_only_what_was_read_counts(
-    counter: np.ndarray, power: np.ndarray, begin: float, end: float, seconds: float
-) -> None:
+def test_only_what_was_read_counts(counter, power, begin, end, seconds):
     expected = pytest.approx([300 * seconds, seconds], rel=2e-3)
     assert measure(begin, end, ("b", T, counter, power)) == expected
 
 
-def test_files_of_one_boot_go_on() -> None:
+def test_files_of_one_boot_go_on():
     first = (T[:1000], COUNTER[:1000], NOTHING[:1000])
     second = (T[1000:], COUNTER[1000:], NOTHING[1000:])
     copied = [("b", *first), ("b", *first), ("b", *second)]
@@ -72,7 +68,7 @@ def test_files_of_one_boot_go_on() -> None:
     assert measure(2, 18, ("b", *first), ("c", *second))[1] < 15.995
 
 
-def test_damaged_rows_and_files_are_named(tmp_path: Path) -> None:
+def test_damaged_rows_and_files_are_named(tmp_path):
     path = write(tmp_path, "1", T, {"gpu0_energy_j": COUNTER})
     rows = path.read_bytes().splitlines()
     rows[300] = b"\0" * 40

@@ -47,7 +47,7 @@ def test_another_tokenizer_than_that_of_data_or_run_is_refused_by_its_hash(tmp_p
 # ---- Text that is given
 
 
-def papers(folder: Path, data: dict[str, str], texts: dict[str, str]) -> dict[str, str]:
+def papers(folder, data, texts):
     """Settings of a source of documents by name, which is declared next to the data."""
     rows = [json.dumps({"id": name, "text": text}) + "\n" for name, text in texts.items()]
     (folder / "papers.jsonl").write_text("".join(rows))

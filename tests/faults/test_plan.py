@@ -14,7 +14,7 @@ ROW = re.compile(r"^(\| (\d+) \| .+ \|) (.*) \|$", re.MULTILINE)
 ROWS = 46
 
 
-def count_tests() -> dict[int, Counter[str]]:
+def count_tests():
     """Row -> file -> how many tests carry the row's number, by reading: collecting them would import everything."""
     counts: dict[int, Counter[str]] = defaultdict(Counter)
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
@@ -26,11 +26,11 @@ def count_tests() -> dict[int, Counter[str]]:
     return counts
 
 
-def page() -> str:
+def page():
     """The page as it ought to be."""
     counts = count_tests()
 
-    def fill(row: re.Match[str]) -> str:
+    def fill(row):
         files = counts[int(row[2])].items()
         cells = [f"`{file}`" + (f" ({count})" if count > 1 else "") for file, count in files]
         return f"{row[1]} {', '.join(cells)} |"

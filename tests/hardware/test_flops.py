@@ -6,7 +6,7 @@ from hardware.flops import flops_per_token, mfu, peak_tflops
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_flops_are_those_of_the_products_counted_one_by_one(causal: bool) -> None:
+def test_flops_are_those_of_the_products_counted_one_by_one(causal):
     layers = 3
     heads = 3
     head_dim = 4
@@ -34,9 +34,7 @@ def test_flops_are_those_of_the_products_counted_one_by_one(causal: bool) -> Non
 @pytest.mark.parametrize(
     ("depth", "tokens_per_s", "expected"), [(16, 430_600, 43.8), (24, 178_000, 50.3)]
 )
-def test_mfu_gives_the_figures_that_the_lab_logged(
-    depth: int, tokens_per_s: float, expected: float
-) -> None:
+def test_mfu_gives_the_figures_that_the_lab_logged(depth, tokens_per_s, expected):
     """Its models are 64 x depth wide, with 12 width^2 weights per block and 65,536 tokens; T is 2,048."""
     width = 64 * depth
     weights = 12 * width**2 * depth + 65536 * width
@@ -45,7 +43,7 @@ def test_mfu_gives_the_figures_that_the_lab_logged(
     assert mfu(tokens_per_s, flops, 2, peak) == pytest.approx(expected, abs=0.05)
 
 
-def test_there_is_no_mfu_where_the_peak_is_unknown() -> None:
+def test_there_is_no_mfu_where_the_peak_is_unknown():
     assert peak_tflops("NVIDIA A100-SXM4-80GB", "float32") == 19.5
     assert peak_tflops("cpu", "float32") is None
     assert peak_tflops("Tesla T4", "bfloat16") is None

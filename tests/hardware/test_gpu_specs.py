@@ -22,7 +22,7 @@ each_sheet = pytest.mark.parametrize("sheet", SHEETS, ids=lambda sheet: sheet["n
 
 
 @each_sheet
-def test_a_gpu_is_as_fast_as_its_data_sheet_says(sheet: dict[str, str]) -> None:
+def test_a_gpu_is_as_fast_as_its_data_sheet_says(sheet):
     spec = find_gpu(sheet["name"])
     assert spec and spec.key == sheet["key"] and spec.watts == float(sheet["watts"])
     bf16, sparse, _ = sheet["bf16"].partition(" sparse")
@@ -43,7 +43,7 @@ def test_a_gpu_is_as_fast_as_its_data_sheet_says(sheet: dict[str, str]) -> None:
 
 
 @each_sheet
-def test_a_gpu_has_a_little_less_memory_than_it_is_sold_as(sheet: dict[str, str]) -> None:
+def test_a_gpu_has_a_little_less_memory_than_it_is_sold_as(sheet):
     spec = find_gpu(sheet["name"])
     sold = float(sheet["memory_gb"])
     # ECC takes 1/16 of GDDR6, and data sheets count in GB what is GiB elsewhere.
@@ -54,7 +54,7 @@ def test_a_gpu_has_a_little_less_memory_than_it_is_sold_as(sheet: dict[str, str]
 
 
 @each_sheet
-def test_a_link_is_half_of_nvlink_or_what_pcie_achieves(sheet: dict[str, str]) -> None:
+def test_a_link_is_half_of_nvlink_or_what_pcie_achieves(sheet):
     spec = find_gpu(sheet["name"])
     kind, number = sheet["link"].split()
     assert spec
@@ -82,11 +82,11 @@ def test_a_link_is_half_of_nvlink_or_what_pcie_achieves(sheet: dict[str, str]) -
         "nvidia l4",
     ],
 )
-def test_another_device_is_never_taken_for_a_gpu_of_the_table(name: str) -> None:
+def test_another_device_is_never_taken_for_a_gpu_of_the_table(name):
     assert find_gpu(name) is None
 
 
-def test_every_gpu_has_a_source_names_of_its_own_and_a_data_sheet_here() -> None:
+def test_every_gpu_has_a_source_names_of_its_own_and_a_data_sheet_here():
     specs = load_gpu_specs()
     names = [name for spec in specs.values() for name in spec.names]
     assert len({*names}) == len(names)

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.monitor.conftest import Environment, nvml
+from tests.monitor.conftest import nvml
 from tests.running import ROOT
 
 __all__ = ["nvml"]  # a fixture
@@ -34,9 +34,7 @@ except nvml.Unavailable:
         ("", []),
     ],
 )
-def test_the_gpus_are_those_that_cuda_would_take(
-    nvml: Environment, visible: str | None, expected: list[int]
-) -> None:
+def test_the_gpus_are_those_that_cuda_would_take(nvml, visible, expected):
     env = nvml(GPUS=3)
     if visible is not None:
         env["CUDA_VISIBLE_DEVICES"] = visible

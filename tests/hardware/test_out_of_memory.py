@@ -17,5 +17,5 @@ from hardware.out_of_memory import is_out_of_memory
         (OSError("not enough memory"), False),
     ],
 )
-def test_only_what_says_so_is_too_little_memory(error: Exception, is_memory: bool) -> None:
+def test_only_what_says_so_is_too_little_memory(error, is_memory):
     assert is_out_of_memory(error) == is_memory

@@ -4,16 +4,14 @@ import contextlib
 import socket
 from pathlib import Path
 
-import pytest
-
 from hardware import ports
 
 
-def listen(port: int) -> socket.socket:
+def listen(port):
     return socket.create_server(("", port))
 
 
-def test_free_ports_are_none_that_an_outgoing_connection_may_take() -> None:
+def test_free_ports_are_none_that_an_outgoing_connection_may_take():
     text = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
     first, last = text.split()
     outgoing = range(int(first), int(last) + 1)
@@ -28,12 +26,12 @@ def test_free_ports_are_none_that_an_outgoing_connection_may_take() -> None:
     assert len(draws) > 40  # by chance, although all tests have the same seed
 
 
-def test_free_ports_are_not_next_to_one_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_ports_are_not_next_to_one_that_is_taken(monkeypatch):
     free = ports.free_ports(3)
     draws = iter([free, free - 1, free + 1])
 
     class Chance:
-        def choice(self, _: range) -> int:
+        def choice(self, _):
             return next(draws)
 
     monkeypatch.setattr(ports.random, "SystemRandom", Chance)

@@ -1,7 +1,6 @@
 """record/durable.py: a file is whole or absent."""
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -9,14 +8,12 @@ from record import run_paths
 from record.durable import write_whole
 
 
-def test_a_file_is_written_whole_or_not_at_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     path = tmp_path / "new" / "file"
     write_whole(path, b"first")
     assert path.read_bytes() == b"first"
 
-    def full(_: int) -> None:
+    def full(_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
@@ -26,7 +23,7 @@ def test_a_file_is_written_whole_or_not_at_all(
     assert [p.name for p in path.parent.iterdir()] == ["file"]
 
 
-def test_a_checkpoint_is_a_folder_under_its_final_name(tmp_path: Path) -> None:
+def test_a_checkpoint_is_a_folder_under_its_final_name(tmp_path):
     names = ("step_0000012", "step_0000003", "step_12345678", "step_0000640.tmp-7")
     for name in (*names, ".trash-step_0000001", "step_12", "step_0000009x"):
         (tmp_path / name).mkdir()

@@ -1,7 +1,6 @@
 """record/exit_codes.py: what others say and do about a code is what the table says."""
 
 import re
-from pathlib import Path
 
 import pytest
 import yaml
@@ -12,7 +11,7 @@ from record.status import Status, read
 from settings import ROOT
 
 
-def test_the_cluster_ends_the_job_at_the_codes_that_a_retry_cannot_help() -> None:
+def test_the_cluster_ends_the_job_at_the_codes_that_a_retry_cannot_help():
     job = yaml.safe_load((ROOT / "k8s/manifests/base/job.yaml").read_text())
     policy = job["spec"]["podFailurePolicy"]["rules"][0]
     assert policy["action"] == "FailJob"
@@ -22,7 +21,7 @@ def test_the_cluster_ends_the_job_at_the_codes_that_a_retry_cannot_help() -> Non
     assert tuple(codes) == words.FINAL
 
 
-def test_the_reference_has_the_table() -> None:
+def test_the_reference_has_the_table():
     section = (
         (ROOT / "docs/reference.md").read_text().partition("## Exit codes")[2].partition("\n## ")
     )
@@ -33,12 +32,12 @@ def test_the_reference_has_the_table() -> None:
     assert {int(code): tuple(rest) for code, *rest in rows} == expected
 
 
-def test_two_nodes_lists_every_code() -> None:
+def test_two_nodes_lists_every_code():
     text = (ROOT / "docs/two-nodes.md").read_text().partition("Exit codes")[2]
     assert set(map(int, re.findall(r"\| (\d+) ", text))) == EXIT_CODES.keys()
 
 
-def test_a_code_that_is_not_in_the_table_is_a_failed_try() -> None:
+def test_a_code_that_is_not_in_the_table_is_a_failed_try():
     assert [row.code for row in ROWS] == sorted(EXIT_CODES)
     assert describe(137).counts
     assert describe(137).code == 137
@@ -58,9 +57,7 @@ def test_a_code_that_is_not_in_the_table_is_a_failed_try() -> None:
         ("training", 78, "crashed"),
     ],
 )
-def test_a_status_tells_a_stop_and_a_refusal_from_a_crash(
-    tmp_path: Path, before: str, code: int, phase: str
-) -> None:
+def test_a_status_tells_a_stop_and_a_refusal_from_a_crash(tmp_path, before, code, phase):
     status = Status(tmp_path / "STATUS.json", active=True)
     status.phase(before)
     status.phase("saving")

@@ -7,7 +7,7 @@ from tests.record.clock import START, Clock, run_at_random
 from tests.running import keep_final_steps
 
 
-def seconds_of(run: Clock) -> dict[str, float]:
+def seconds_of(run):
     """Return category -> seconds, without the zeros."""
     seconds = Timeline(run.records).seconds()
     assert seconds.keys() == CATEGORIES.keys()
@@ -15,7 +15,7 @@ def seconds_of(run: Clock) -> dict[str, float]:
     return {category: value for category, value in rounded.items() if value}
 
 
-def test_a_plain_run_is_start_up_steps_evaluation_and_saving() -> None:
+def test_a_plain_run_is_start_up_steps_evaluation_and_saving():
     run = Clock()
     run.start(**{"import": 3.0, "data": 1.0, "compile": 6.0})
     run.steps(1, 10, wait=0.25)
@@ -39,7 +39,7 @@ def test_a_plain_run_is_start_up_steps_evaluation_and_saving() -> None:
     assert result.summary().startswith("goodput 45.3% of 0:42: ")  # 19.25 / 42.5
 
 
-def test_synchronizations_have_a_category_and_a_rollback_loses_the_steps_past_it() -> None:
+def test_synchronizations_have_a_category_and_a_rollback_loses_the_steps_past_it():
     """Training waits for a part of each, and for one that fails; a site that was away comes back later."""
     run = Clock()
     run.start()
@@ -61,7 +61,7 @@ def test_synchronizations_have_a_category_and_a_rollback_loses_the_steps_past_it
     assert Timeline(run.records).lost_steps == 2
 
 
-def test_a_killed_run_loses_the_steps_past_its_checkpoint_and_the_time_between() -> None:
+def test_a_killed_run_loses_the_steps_past_its_checkpoint_and_the_time_between():
     run = Clock()
     run.start(model=4.0)
     run.steps(1, 10, wait=0.5)
@@ -80,7 +80,7 @@ def test_a_killed_run_loses_the_steps_past_its_checkpoint_and_the_time_between()
     assert (result.lost_steps, len(result.attempts), result.start_up) == (6, 2, {"model": 9.0})
 
 
-def test_a_skipped_step_is_lost_work_and_what_precedes_it_is_not_counted_twice() -> None:
+def test_a_skipped_step_is_lost_work_and_what_precedes_it_is_not_counted_twice():
     run = Clock()
     run.start()
     run.steps(1, 2)
@@ -92,7 +92,7 @@ def test_a_skipped_step_is_lost_work_and_what_precedes_it_is_not_counted_twice()
     assert (Timeline(run.records).skipped_steps, Timeline(run.records).lost_steps) == (2, 0)
 
 
-def test_a_monotonic_clock_that_goes_back_passes_no_time_twice() -> None:
+def test_a_monotonic_clock_that_goes_back_passes_no_time_twice():
     run = Clock()
     run.start()
     run.steps(1, 1)
@@ -112,7 +112,7 @@ def test_a_monotonic_clock_that_goes_back_passes_no_time_twice() -> None:
 
 
 @pytest.mark.fault(20)
-def test_a_clock_that_is_set_between_attempts_is_down_time_and_never_negative() -> None:
+def test_a_clock_that_is_set_between_attempts_is_down_time_and_never_negative():
     behind = Clock()
     behind.start()
     behind.steps(1, 4)
@@ -127,7 +127,7 @@ def test_a_clock_that_is_set_between_attempts_is_down_time_and_never_negative() 
     assert seconds_of(ahead) == {"training": 10.0, "start_up": 7.0, "down": 3620.0}
 
 
-def test_the_pause_after_a_run_that_was_done_is_not_its_time() -> None:
+def test_the_pause_after_a_run_that_was_done_is_not_its_time():
     for reason, down in (("done", {}), ("stopped", {"down": 500.0})):
         run = Clock()
         run.start()
@@ -138,7 +138,7 @@ def test_the_pause_after_a_run_that_was_done_is_not_its_time() -> None:
         assert seconds_of(run) == {"training": 6.0} | down
 
 
-def test_an_attempt_that_speaks_before_it_is_ready_is_one_attempt() -> None:
+def test_an_attempt_that_speaks_before_it_is_ready_is_one_attempt():
     run = Clock()
     run.start()
     run.steps(1, 2)
@@ -152,7 +152,7 @@ def test_an_attempt_that_speaks_before_it_is_ready_is_one_attempt() -> None:
     assert (len(result.attempts), result.start_up) == (2, {"data": 3.0, "model": 1.0})
 
 
-def test_a_gap_before_the_start_of_an_attempt_takes_nothing_from_its_start_up() -> None:
+def test_a_gap_before_the_start_of_an_attempt_takes_nothing_from_its_start_up():
     """A record that was removed since the last attempt begins with a gap."""
     run = Clock()
     run.write("gap", 4, reason="record removed")
@@ -161,7 +161,7 @@ def test_a_gap_before_the_start_of_an_attempt_takes_nothing_from_its_start_up() 
     assert seconds_of(run) == {"start_up": 9.0, "training": 4.0}
 
 
-def test_values_that_are_unknown_leave_their_time_in_other() -> None:
+def test_values_that_are_unknown_leave_their_time_in_other():
     run = Clock()
     run.write("start", 0, startup_s=None)
     run.write("step", 1, 2.0, step_ms=None, data_wait_s=-1.0)
@@ -172,7 +172,7 @@ def test_values_that_are_unknown_leave_their_time_in_other() -> None:
     assert seconds_of(run) == {"evaluation": 2.0, "training": 1.0, "other": 2 + 1 + 1}
 
 
-def test_no_record_claims_more_than_the_time_that_passed() -> None:
+def test_no_record_claims_more_than_the_time_that_passed():
     run = Clock()
     run.start()
     run.write("step", 1, 2.0, step_ms=9000.0, data_wait_s=1.0)
@@ -183,7 +183,7 @@ def test_no_record_claims_more_than_the_time_that_passed() -> None:
     assert seconds_of(run) == {"training": 3.0, "data_wait": 1.0, "other": 5.0}
 
 
-def test_a_step_that_comes_again_was_lost_although_no_record_says_why() -> None:
+def test_a_step_that_comes_again_was_lost_although_no_record_says_why():
     run = Clock()
     run.start()
     run.steps(1, 4)
@@ -192,13 +192,13 @@ def test_a_step_that_comes_again_was_lost_although_no_record_says_why() -> None:
     assert Timeline(run.records).lost_steps == 2
 
 
-def test_no_record_is_no_time() -> None:
+def test_no_record_is_no_time():
     result = Timeline([])
     assert set(result.seconds().values()) == {0.0} and result.attempts == []
     assert result.summary() == "goodput 0.0% of 0:00: nothing"
 
 
-def test_the_summary_says_what_is_not_zero_and_the_end_record_takes_seconds() -> None:
+def test_the_summary_says_what_is_not_zero_and_the_end_record_takes_seconds():
     run = Clock()
     run.start(**{"import": 12.0, "data": 3.0, "model": 0.25})
     run.steps(1, 1700)
@@ -228,7 +228,7 @@ def test_the_summary_says_what_is_not_zero_and_the_end_record_takes_seconds() ->
     }
 
 
-def test_every_second_is_counted_once_whatever_happens() -> None:
+def test_every_second_is_counted_once_whatever_happens():
     """300 runs at random; their time is added up beside the records."""
     for seed in range(300):
         run, inside, between = run_at_random(seed)
@@ -241,7 +241,7 @@ def test_every_second_is_counted_once_whatever_happens() -> None:
         assert steps - result.lost_steps == len(keep_final_steps(run.records)), seed
 
 
-def test_a_pause_before_a_run_that_was_done_is_extended_is_not_its_time() -> None:
+def test_a_pause_before_a_run_that_was_done_is_extended_is_not_its_time():
     run = Clock()
     run.start().steps(1, 2).write("end", 2, reason="done")
     run.resume(2, down=470.0).steps(3, 3).write("end", 3, reason="stopped")

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -26,9 +25,7 @@ signal.pause()
 """
 
 
-def start_holder(
-    processes: list, lock: Path, number: int, stage: str = "", answer: str = "end"
-) -> subprocess.Popen:
+def start_holder(processes, lock, number, stage="", answer="end"):
     """Start a process that holds a lock. A signal ends it, or is ignored."""
     command = [sys.executable, "-c", HOLDER, str(lock), stage, str(int(number)), answer]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
@@ -38,7 +35,7 @@ def start_holder(
     return process
 
 
-def test_a_run_is_held_as_long_as_its_trainer_lives(tmp_path: Path, processes: list) -> None:
+def test_a_run_is_held_as_long_as_its_trainer_lives(tmp_path, processes):
     paths = RunPaths(tmp_path)
     paths.lock.touch()
     assert not locks.is_held(paths)
@@ -52,9 +49,7 @@ def test_a_run_is_held_as_long_as_its_trainer_lives(tmp_path: Path, processes: l
     assert not locks.is_held(paths)
 
 
-def test_whoever_looks_at_a_lock_for_an_instant_keeps_nobody_from_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whoever_looks_at_a_lock_for_an_instant_keeps_nobody_from_it(tmp_path, monkeypatch):
     with open(tmp_path / "lock", "w") as looks, open(tmp_path / "lock") as lock:
         fcntl.flock(looks, fcntl.LOCK_SH)
         assert not locks.take_lock(lock, patience_s=0.2)
@@ -63,7 +58,7 @@ def test_whoever_looks_at_a_lock_for_an_instant_keeps_nobody_from_it(
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-def test_what_cannot_be_looked_into_is_held_by_nobody(tmp_path: Path) -> None:
+def test_what_cannot_be_looked_into_is_held_by_nobody(tmp_path):
     code = (
         "import os, sys; from record import locks; os.setuid(65534); "
         "print(*map(locks.is_locked, sys.argv[1:]))"
@@ -76,7 +71,7 @@ def test_what_cannot_be_looked_into_is_held_by_nobody(tmp_path: Path) -> None:
     assert done.stdout == "False False False\n", done.stderr
 
 
-def test_a_run_folder_that_cannot_be_is_named_with_what_to_do(tmp_path: Path) -> None:
+def test_a_run_folder_that_cannot_be_is_named_with_what_to_do(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(locks.RunFolderError, match=r"file.*cannot be written.*RUNS_DIR"):
         locks.hold_run(RunPaths(tmp_path / "file" / "run"))
@@ -88,9 +83,7 @@ def test_a_run_folder_that_cannot_be_is_named_with_what_to_do(tmp_path: Path) ->
         locks.hold_run(paths, patience_s=0.1)
 
 
-def test_a_job_tells_its_stage_until_its_trainer_speaks_for_itself(
-    tmp_path: Path, processes: list
-) -> None:
+def test_a_job_tells_its_stage_until_its_trainer_speaks_for_itself(tmp_path, processes):
     paths = RunPaths(tmp_path)
     paths.job.write_text("pid 1 on an-old-host: drawing plots")
     assert locks.read_stage(paths) == ""

@@ -57,21 +57,21 @@ DAMAGED = (
 )
 
 
-def lines_of(*steps: int) -> str:
+def lines_of(*steps):
     return "".join(to_json(STEP | {"step": step}) + "\n" for step in steps)
 
 
-def steps_in(records: list[dict]) -> list[int]:
+def steps_in(records):
     return [record["step"] for record in records]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_is_written_as_null(value: float) -> None:
+def test_what_is_not_finite_is_written_as_null(value):
     record = {"loss": value, "of": {"one": value, "other": 2.5}, "list": (value, 1)}
     assert to_json(record) == '{"loss": null, "of": {"one": null, "other": 2.5}, "list": [null, 1]}'
 
 
-def test_the_console_line_has_the_keys_of_the_record_in_fewer_digits() -> None:
+def test_the_console_line_has_the_keys_of_the_record_in_fewer_digits():
     assert metrics.to_console(STEP, 18865) == (
         "step=1200/18865 loss=3.4127 lr=6.000e-04 grad_norm=0.410 step_ms=353.4 "
         "tokens_per_s=1483200 mfu=41.2 mem_gib=61.20 tokens=629145600"
@@ -80,15 +80,13 @@ def test_the_console_line_has_the_keys_of_the_record_in_fewer_digits() -> None:
     assert metrics.to_console(unknown, 10) == "step=1/10 loss=2.0000 mfu=n/a"
 
 
-def test_durations_have_hours_where_there_are_any() -> None:
+def test_durations_have_hours_where_there_are_any():
     times = (0.0, 59.6, 3599.4, 3599.6, 3723.0, 90_000.0)
     expected = ["0:00", "1:00", "59:59", "1:00:00", "1:02:03", "25:00:00"]
     assert [metrics.duration(seconds) for seconds in times] == expected
 
 
-def test_records_are_read_in_order_with_keys_that_this_version_does_not_know(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_are_read_in_order_with_keys_that_this_version_does_not_know(tmp_path, monkeypatch):
     path = tmp_path / "metrics.jsonl"
     written = [STEP | {"step": step, "of_the_future": [1]} for step in range(20)]
     path.write_text("".join(to_json(record) + "\n" for record in written))
@@ -97,7 +95,7 @@ def test_records_are_read_in_order_with_keys_that_this_version_does_not_know(
         assert list(read_records(path)) == written
 
 
-def test_a_last_line_that_a_kill_cut_short_is_left_out(tmp_path: Path) -> None:
+def test_a_last_line_that_a_kill_cut_short_is_left_out(tmp_path):
     path = tmp_path / "metrics.jsonl"
     line = to_json(STEP)
     for length in (1, 10, len(line) - 1, len(line)):  # the last lacks only its end
@@ -106,9 +104,7 @@ def test_a_last_line_that_a_kill_cut_short_is_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", DAMAGED)
-def test_damaged_lines_are_left_out_and_the_first_is_named_once(
-    tmp_path: Path, line: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damaged_lines_are_left_out_and_the_first_is_named_once(tmp_path, line, caplog):
     path = tmp_path / "metrics.jsonl"
     path.write_text(lines_of(1) + line + "\n" + lines_of(2) + "{\n" + lines_of(3))
     assert steps_in(list(read_records(path))) == [1, 2, 3]
@@ -117,7 +113,7 @@ def test_damaged_lines_are_left_out_and_the_first_is_named_once(
     assert message.isprintable() and len(message) < len(str(path)) + 140
 
 
-def test_a_reader_follows_a_file_that_grows_and_waits_for_the_end_of_a_line(tmp_path: Path) -> None:
+def test_a_reader_follows_a_file_that_grows_and_waits_for_the_end_of_a_line(tmp_path):
     path = tmp_path / "metrics.jsonl"
     reader = RecordReader(path)
     assert reader.read_new() == []
@@ -132,25 +128,23 @@ def test_a_reader_follows_a_file_that_grows_and_waits_for_the_end_of_a_line(tmp_
     assert not reader.restarted
 
 
-def remove_and_write(path: Path, text: str) -> None:
+def remove_and_write(path, text):
     path.unlink()
     path.write_text(text)
 
 
-def replace_by_another(path: Path, text: str) -> None:
+def replace_by_another(path, text):
     path.with_name("other").write_text(text)
     os.replace(path.with_name("other"), path)
 
 
-def write_over(path: Path, text: str) -> None:
+def write_over(path, text):
     path.write_text(text)
 
 
 @pytest.mark.parametrize("change", [remove_and_write, replace_by_another, write_over])
 @pytest.mark.parametrize("steps", [(5,), (1, 2, 3, 4, 5, 6), (5, 6, 7, 8, 9)])
-def test_a_reader_begins_anew_where_the_file_is_another_one(
-    tmp_path: Path, change: Any, steps: tuple[int, ...]
-) -> None:
+def test_a_reader_begins_anew_where_the_file_is_another_one(tmp_path, change, steps):
     """Another file may be shorter or longer, and may get the inode of the old one."""
     path = tmp_path / "metrics.jsonl"
     path.write_text("damaged\n" + lines_of(1, 2, 3))
@@ -162,7 +156,7 @@ def test_a_reader_begins_anew_where_the_file_is_another_one(
     assert reader.read_new() == [] and not reader.restarted
 
 
-def test_a_reader_reports_once_that_the_file_was_removed_or_cut(tmp_path: Path) -> None:
+def test_a_reader_reports_once_that_the_file_was_removed_or_cut(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text(lines_of(1))
     reader = RecordReader(path)
@@ -176,7 +170,7 @@ def test_a_reader_reports_once_that_the_file_was_removed_or_cut(tmp_path: Path) 
     assert steps_in(reader.read_new()) == [1] and reader.restarted
 
 
-def test_a_reader_may_take_a_part_at_a_time_or_only_the_end(tmp_path: Path) -> None:
+def test_a_reader_may_take_a_part_at_a_time_or_only_the_end(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text(lines_of(*range(1, 101)))
     length = len(lines_of(50))
@@ -196,29 +190,27 @@ def test_a_reader_may_take_a_part_at_a_time_or_only_the_end(tmp_path: Path) -> N
 class Disk:
     """A file on a disk with room for so many bytes."""
 
-    def __init__(self, file, room: int):
+    def __init__(self, file, room):
         self.file, self.room = file, room
 
-    def write(self, content: bytes) -> int:
+    def write(self, content):
         if not self.room:
             raise OSError(errno.ENOSPC, "No space left on device")
         taken = self.file.write(content[: self.room])
         self.room -= taken
         return taken
 
-    def fileno(self) -> int:
+    def fileno(self):
         return self.file.fileno()
 
-    def truncate(self, size: int) -> None:
+    def truncate(self, size):
         self.file.truncate(size)
 
-    def close(self) -> None:
+    def close(self):
         self.file.close()
 
 
-def test_a_full_disk_loses_and_tears_no_line(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_full_disk_loses_and_tears_no_line(tmp_path, caplog):
     paths = RunPaths(tmp_path)
     caplog.set_level("INFO")
     recorder = Recorder(paths, True, 0, 10, 5)
@@ -239,9 +231,7 @@ def test_a_full_disk_loses_and_tears_no_line(
     recorder.event("end", 6, 0)  # of a closed record: nothing
 
 
-def test_the_time_left_follows_the_pace_of_the_last_hundred_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_time_left_follows_the_pace_of_the_last_hundred_steps(tmp_path, monkeypatch, caplog):
     caplog.set_level("INFO")
     recorder = Recorder(RunPaths(tmp_path), True, 0, 1000, 100)
     now = 0.0
@@ -254,28 +244,26 @@ def test_the_time_left_follows_the_pace_of_the_last_hundred_steps(
     assert [line.partition(" left=")[2] for line in lines] == ["", "1:30", "1:20", "35:00", "30:00"]
 
 
-def cut(path: Path) -> None:
+def cut(path):
     os.truncate(path, 0)
 
 
-def cut_within_the_last_line(path: Path) -> None:
+def cut_within_the_last_line(path):
     os.truncate(path, path.stat().st_size - 10)
 
 
-def move_away(path: Path) -> None:
+def move_away(path):
     path.rename(path.with_name("metrics.jsonl.1"))
 
 
-def replace_by_a_copy(path: Path) -> None:
+def replace_by_a_copy(path):
     replace_by_another(path, "")
 
 
 @pytest.mark.parametrize(
     "harm", [Path.unlink, move_away, replace_by_a_copy, cut, cut_within_the_last_line]
 )
-def test_a_record_that_is_removed_begins_anew_and_has_a_gap(
-    tmp_path: Path, harm: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_record_that_is_removed_begins_anew_and_has_a_gap(tmp_path, harm, caplog):
     paths = RunPaths(tmp_path)
     caplog.set_level("INFO")
     paths.metrics.write_text(lines_of(1, 2, 3))
@@ -292,9 +280,7 @@ def test_a_record_that_is_removed_begins_anew_and_has_a_gap(
     assert caplog.text.count("goes on at step 3") == 1
 
 
-def test_a_record_that_cannot_be_begun_anew_waits_in_memory(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_record_that_cannot_be_begun_anew_waits_in_memory(tmp_path, caplog):
     paths = RunPaths(tmp_path)
     caplog.set_level("INFO")
     recorder = Recorder(paths, True, 0, 10, 5)
@@ -313,9 +299,7 @@ def test_a_record_that_cannot_be_begun_anew_waits_in_memory(
 
 
 @pytest.mark.parametrize(("recorded", "last"), [([], 0), ([1, 2], 2), ([1, 3, 2], 3)])
-def test_a_recorder_knows_how_far_the_record_comes(
-    tmp_path: Path, recorded: list[int], last: int
-) -> None:
+def test_a_recorder_knows_how_far_the_record_comes(tmp_path, recorded, last):
     paths = RunPaths(tmp_path)
     paths.metrics.write_text(
         to_json(STEP | {"event": "signal", "step": None}) + "\n" + lines_of(*recorded)
@@ -326,9 +310,7 @@ def test_a_recorder_knows_how_far_the_record_comes(
 
 
 @pytest.mark.parametrize("partial", ['{"schema": 1, "ev', "x" * 3 * metrics.CHUNK_BYTES])
-def test_a_record_of_a_run_resumed_after_a_kill_starts_on_its_own_line(
-    tmp_path: Path, partial: str
-) -> None:
+def test_a_record_of_a_run_resumed_after_a_kill_starts_on_its_own_line(tmp_path, partial):
     paths = RunPaths(tmp_path)
     paths.metrics.write_text(lines_of(1) + partial)
     recorder = Recorder(paths, True, 1, 10, 5)

@@ -13,9 +13,7 @@ COMMIT = "0123456789" * 4
 UNKNOWN = {"git": None, "git_dirty": False}
 
 
-def test_a_commit_comes_from_the_repository_with_whether_files_differ(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_commit_comes_from_the_repository_with_whether_files_differ(tmp_path, monkeypatch):
     monkeypatch.setattr(provenance, "ROOT", tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert provenance.commit() == UNKNOWN
@@ -37,8 +35,8 @@ def test_a_commit_comes_from_the_repository_with_whether_files_differ(
     ],
 )
 def test_an_image_without_git_has_the_commit_that_it_was_built_from(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, expected: dict[str, object]
-) -> None:
+    tmp_path, monkeypatch, text, expected
+):
     monkeypatch.setattr(provenance, "ROOT", tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert provenance.commit() == UNKNOWN
@@ -46,7 +44,7 @@ def test_an_image_without_git_has_the_commit_that_it_was_built_from(
     assert provenance.commit() == expected
 
 
-def test_an_attempt_has_the_keys_of_config_json() -> None:
+def test_an_attempt_has_the_keys_of_config_json():
     entry = provenance.provenance("here", 4, "CPU", 2)
     expected = {
         "host": "here",
@@ -63,9 +61,7 @@ def test_an_attempt_has_the_keys_of_config_json() -> None:
 
 
 @pytest.mark.parametrize("text", [None, "\n"])
-def test_a_system_without_the_name_of_its_boot_has_none(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str | None
-) -> None:
+def test_a_system_without_the_name_of_its_boot_has_none(monkeypatch, tmp_path, text):
     if text is not None:
         (tmp_path / "boot").write_text(text)
     monkeypatch.setattr(provenance, "BOOT", tmp_path / "boot")

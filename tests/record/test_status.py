@@ -27,7 +27,7 @@ HOST = socket.gethostname()
 
 
 @pytest.fixture
-def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunPaths:
+def paths(tmp_path, monkeypatch):
     """The folder of a run, which the settings name."""
     (tmp_path / "a-run").mkdir()
     monkeypatch.setenv("RUNS_DIR", str(tmp_path))
@@ -36,7 +36,7 @@ def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunPaths:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
+def clock(monkeypatch):
     """A clock that stands still until `now` is set."""
     clock = types.SimpleNamespace(now=100.0)
     clock.time = clock.monotonic = lambda: clock.now
@@ -44,7 +44,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
     return clock
 
 
-def write_status(paths: RunPaths, **facts: object) -> None:
+def write_status(paths, **facts):
     known = {
         "host": HOST,
         "phase": "training",
@@ -57,7 +57,7 @@ def write_status(paths: RunPaths, **facts: object) -> None:
     paths.status.write_text(text)
 
 
-def describe(paths: RunPaths) -> str:
+def describe(paths):
     """Return the line of a run without its name."""
     name, line = status.describe(paths).split(maxsplit=1)
     assert name == paths.name
@@ -67,9 +67,7 @@ def describe(paths: RunPaths) -> str:
 # ---- Writing
 
 
-def test_a_status_says_phase_since_when_and_that_it_lives(
-    paths: RunPaths, clock: types.SimpleNamespace
-) -> None:
+def test_a_status_says_phase_since_when_and_that_it_lives(paths, clock):
     state = Status(paths.status, active=True, run="r", last_step=20)
     state.phase("training", step=3)
     clock.now += 5
@@ -111,9 +109,7 @@ def test_the_text_of_the_last_skipped_step_is_shown_whatever_is_in_the_record(pa
     assert status.describe_skip(paths) == ""
 
 
-def test_a_phase_that_is_entered_again_goes_on(
-    paths: RunPaths, clock: types.SimpleNamespace
-) -> None:
+def test_a_phase_that_is_entered_again_goes_on(paths, clock):
     state = Status(paths.status, active=True)
     since = []
     for name in ("waiting 1/12", "waiting 2/12", "waiting 11/12", "data", "training", "data"):
@@ -123,9 +119,7 @@ def test_a_phase_that_is_entered_again_goes_on(
     assert since == [110, 110, 110, 140, 150, 160]
 
 
-def test_beats_within_a_second_are_not_written_but_not_lost(
-    paths: RunPaths, clock: types.SimpleNamespace
-) -> None:
+def test_beats_within_a_second_are_not_written_but_not_lost(paths, clock):
     Status(paths.status, active=False).phase("training")  # of another rank
     assert not paths.status.exists()
     state = Status(paths.status, active=True)
@@ -138,13 +132,11 @@ def test_beats_within_a_second_are_not_written_but_not_lost(
     assert status.read(paths.status)["step"] == 3
 
 
-def test_a_disk_that_takes_no_status_is_said_once_and_ends_nothing(
-    paths: RunPaths, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_disk_that_takes_no_status_is_said_once_and_ends_nothing(paths, monkeypatch, caplog):
     state = Status(paths.status, active=True)
     state.phase("data")
 
-    def no_space(source: Path, target: Path) -> None:
+    def no_space(source, target):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
@@ -158,7 +150,7 @@ def test_a_disk_that_takes_no_status_is_said_once_and_ends_nothing(
     assert status.read(paths.status)["step"] == 2
 
 
-def test_an_attempt_that_ends_badly_says_why_on_one_line(paths: RunPaths) -> None:
+def test_an_attempt_that_ends_badly_says_why_on_one_line(paths):
     Status(paths.status, True).end(78, "the disk has 2 GiB free;\n  make room " + "x" * 400)
     state = status.read(paths.status)
     assert state["phase"] == "refused"
@@ -170,8 +162,8 @@ def test_an_attempt_that_ends_badly_says_why_on_one_line(paths: RunPaths) -> Non
 
 
 def test_what_the_last_attempt_knew_is_kept_by_whoever_opens_the_status_next(
-    paths: RunPaths,
-) -> None:
+    paths,
+):
     known = {"step": 7, "loss": 2.5, "val_loss": 2.0, "step_s": 1.5, "save_s": 20.0}
     before = Status(paths.status, True, **known)
     before.phase("crashed", exit_code=1)
@@ -198,9 +190,7 @@ def test_what_the_last_attempt_knew_is_kept_by_whoever_opens_the_status_next(
         (None, False, "not started"),
     ],
 )
-def test_a_run_is_described_in_one_line(
-    paths: RunPaths, facts: dict | None, is_held: bool, line: str
-) -> None:
+def test_a_run_is_described_in_one_line(paths, facts, is_held, line):
     if facts is not None:
         write_status(paths, **{"heartbeat": time.time() - 3} | facts)
     with open(paths.lock, "w") as lock:
@@ -234,9 +224,7 @@ TEXTS = {
         ("loop", "cannot be read (Too many levels of symbolic links)"),
     ],
 )
-def test_without_its_status_a_run_is_described_by_its_record(
-    paths: RunPaths, kind: str, fault: str
-) -> None:
+def test_without_its_status_a_run_is_described_by_its_record(paths, kind, fault):
     if kind in TEXTS:
         paths.status.write_bytes(TEXTS[kind])
     elif kind == "folder":
@@ -261,7 +249,7 @@ def test_without_its_status_a_run_is_described_by_its_record(
     assert re.fullmatch(rf"stopped +step 7  loss 2\.5000{source}", describe(paths))
 
 
-def test_the_record_is_read_behind_what_is_damaged_at_its_end(paths: RunPaths) -> None:
+def test_the_record_is_read_behind_what_is_damaged_at_its_end(paths):
     """As after a power failure, which may leave a block of zeros."""
     recorder = Recorder(paths, True, 0, 20, 5)
     recorder.event("step", 7, 0, loss=2.5)
@@ -270,9 +258,7 @@ def test_the_record_is_read_behind_what_is_damaged_at_its_end(paths: RunPaths) -
     assert describe(paths).startswith("killed while training step 7")
 
 
-def test_nothing_that_others_wrote_reaches_the_terminal_raw(
-    paths: RunPaths, capsys: pytest.CaptureFixture
-) -> None:
+def test_nothing_that_others_wrote_reaches_the_terminal_raw(paths, capsys):
     write_status(
         paths,
         phase="\x1b]0;title\x07",
@@ -291,9 +277,7 @@ def test_nothing_that_others_wrote_reaches_the_terminal_raw(
     assert [line.split()[0] for line in lines] == ["a-run", r"b\udcff\x1b[1m"]
 
 
-def test_runs_are_listed_with_validation_loss_date_and_size(
-    paths: RunPaths, capsys: pytest.CaptureFixture
-) -> None:
+def test_runs_are_listed_with_validation_loss_date_and_size(paths, capsys):
     write_status(paths, phase="done", heartbeat=1_000_036_000)
     (paths.folder / "checkpoints").mkdir()
     (paths.folder / "checkpoints" / "weights").write_bytes(bytes(2_500_000))
@@ -317,7 +301,7 @@ def test_runs_are_listed_with_validation_loss_date_and_size(
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-def test_a_run_that_others_may_not_read_hides_no_other_run() -> None:
+def test_a_run_that_others_may_not_read_hides_no_other_run():
     code = (
         "import os, sys, settings.resolve; from record import status; os.setgid(65534); "
         "os.setuid(65534); "
@@ -352,7 +336,7 @@ def test_a_run_that_others_may_not_read_hides_no_other_run() -> None:
 # ---- Stopping
 
 
-def test_stop_asks_the_process_and_waits_until_it_is_gone(paths: RunPaths, processes: list) -> None:
+def test_stop_asks_the_process_and_waits_until_it_is_gone(paths, processes):
     """A trainer holds the lock before its first status: the pid in STATUS.json may be anyone's by now."""
     write_status(paths, pid=os.getpid(), phase="crashed")
     assert status.stop(paths) == "run a-run is not running here"
@@ -361,7 +345,7 @@ def test_stop_asks_the_process_and_waits_until_it_is_gone(paths: RunPaths, proce
     assert process.wait(120) == -signal.SIGTERM
 
 
-def test_stop_tells_of_a_process_that_does_not_stop(paths: RunPaths, processes: list) -> None:
+def test_stop_tells_of_a_process_that_does_not_stop(paths, processes):
     process = start_holder(processes, paths.lock, signal.SIGTERM, answer="ignore")
     words = f"has not stopped.*pid {process.pid}.*{paths.train_log}"
     with pytest.raises(status.StopError, match=words):
@@ -378,13 +362,13 @@ def test_stop_tells_of_a_process_that_does_not_stop(paths: RunPaths, processes: 
     ],
 )
 def test_stop_says_why_it_cannot_ask_a_process(
-    paths: RunPaths,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture,
-    host: str,
-    words: str,
-) -> None:
-    def refuse(pid: int, number: int) -> None:
+    paths,
+    monkeypatch,
+    capsys,
+    host,
+    words,
+):
+    def refuse(pid, number):
         assert (pid, host) == (7, HOST)
         raise PermissionError(1, "Operation not permitted")
 
@@ -398,10 +382,8 @@ def test_stop_says_why_it_cannot_ask_a_process(
     assert re.search(words, capsys.readouterr().err)
 
 
-def test_stop_may_come_just_as_the_process_ends(
-    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def end(pid: int, number: int) -> None:
+def test_stop_may_come_just_as_the_process_ends(paths, monkeypatch):
+    def end(pid, number):
         paths.lock.unlink()
         raise ProcessLookupError
 
@@ -413,7 +395,7 @@ def test_stop_may_come_just_as_the_process_ends(
         assert status.stop(paths).startswith("a-run")
 
 
-def test_a_node_that_is_not_the_first_asks_its_own_job(paths: RunPaths, processes: list) -> None:
+def test_a_node_that_is_not_the_first_asks_its_own_job(paths, processes):
     """On a shared disk it sees the lock of the first, whose process is on another machine."""
     own = RunPaths(paths.folder, 1)
     first = start_holder(processes, paths.lock, signal.SIGTERM)
@@ -437,14 +419,14 @@ def test_a_node_that_is_not_the_first_asks_its_own_job(paths: RunPaths, processe
     ],
 )
 def test_a_target_without_a_run_says_why(
-    paths: RunPaths,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture,
-    command: str,
-    name: str,
-    code: int,
-    words: str,
-) -> None:
+    paths,
+    monkeypatch,
+    capsys,
+    command,
+    name,
+    code,
+    words,
+):
     monkeypatch.setenv("RUN_NAME", name)
     assert status.main([command]) == code
     assert words.format(folder=paths.folder.parent) in capsys.readouterr().err

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -22,7 +21,7 @@ KEY = ("0123456789abcdef" * 3)[:40]  # composed here, so that no search for secr
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path, monkeypatch):
     """A home without any W&B."""
     for name in list(os.environ):
         if name.startswith("WANDB_") or name == "NETRC":
@@ -46,9 +45,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("disabled", KEY, True, "disabled"),
     ],
 )
-def test_the_mode_follows_from_setting_and_key(
-    home: Path, mode: str, key: str, netrc: bool, expected: str
-) -> None:
+def test_the_mode_follows_from_setting_and_key(home, mode, key, netrc, expected):
     if netrc:
         (home / ".netrc").write_text(f"machine api.wandb.ai\n  login user\n  password {KEY}\n")
     c = Config(wandb_mode=mode, wandb_api_key=key)
@@ -58,20 +55,18 @@ def test_the_mode_follows_from_setting_and_key(
     assert processes.list_trackers(c) == ["trackio", *["wandb"] * (expected != "disabled")]
 
 
-def test_an_identity_token_takes_the_place_of_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_identity_token_takes_the_place_of_a_key(monkeypatch):
     monkeypatch.setenv("WANDB_IDENTITY_TOKEN_FILE", "/token")
     assert wandb_env.find_mode(Config(wandb_mode="auto")) == "online"
     assert wandb_env.build_environment(Config())["WANDB_IDENTITY_TOKEN_FILE"] == "/token"
 
 
-def test_online_without_a_key_is_refused() -> None:
+def test_online_without_a_key_is_refused():
     with pytest.raises(SettingsError, match="WANDB_MODE=online: there is no key"):
         processes.check_trackers(Config(wandb_mode="online"))
 
 
-def test_a_key_in_netrc_counts_for_its_own_server_only(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_key_in_netrc_counts_for_its_own_server_only(home, monkeypatch):
     netrc = home / "mine"
     netrc.write_text(f"machine wandb.lab:8080 login user password {KEY}\n")
     monkeypatch.setenv("NETRC", str(netrc))
@@ -84,8 +79,8 @@ def test_a_key_in_netrc_counts_for_its_own_server_only(
 
 
 def test_of_the_variables_of_wandb_only_those_that_cannot_break_a_run_are_passed_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     for name in ("RUN_ID", "RESUME", "DIR", "NAME", "MODE", "API_KEY", "BASE_URL", "PROJECT"):
         monkeypatch.setenv(f"WANDB_{name}", "x")
     monkeypatch.setenv("MY_WANDB", "x")
@@ -104,7 +99,7 @@ def test_of_the_variables_of_wandb_only_those_that_cannot_break_a_run_are_passed
 # ---- The trainer's side
 
 
-def start(code: str, lines: list[str]) -> TrackerProcess:
+def start(code, lines):
     process = subprocess.Popen(
         [sys.executable, "-c", code],
         stdin=subprocess.PIPE,
@@ -115,7 +110,7 @@ def start(code: str, lines: list[str]) -> TrackerProcess:
 
 
 @pytest.mark.parametrize("code", [0, processes.REPORTED])
-def test_trackers_that_end_by_themselves_are_waited_for_and_heard_to_the_end(code: int) -> None:
+def test_trackers_that_end_by_themselves_are_waited_for_and_heard_to_the_end(code):
     lines: list[str] = []
     program = f"import sys; print('a'); sys.stdin.read(); print('b'); sys.exit({code})"
     trackers = [start(program, lines), start(program, lines)]
@@ -123,7 +118,7 @@ def test_trackers_that_end_by_themselves_are_waited_for_and_heard_to_the_end(cod
     assert sorted(lines) == ["W&B: a", "W&B: a", "W&B: b", "W&B: b"]
 
 
-def test_a_tracker_that_does_not_end_is_left_behind_and_its_death_reported() -> None:
+def test_a_tracker_that_does_not_end_is_left_behind_and_its_death_reported():
     lines: list[str] = []
     slow = start("import time; time.sleep(600)", lines)
     processes.close_trackers([slow], 0.1)
@@ -136,9 +131,7 @@ def test_a_tracker_that_does_not_end_is_left_behind_and_its_death_reported() -> 
     ]
 
 
-def test_a_tracker_that_cannot_be_started_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tracker_that_cannot_be_started_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     lines: list[str] = []
     c = Config(wandb_mode="offline")
@@ -164,8 +157,8 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_the_tracker_of_a_trainer_that_is_killed_sends_what_it_left_and_ends(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     run = tmp_path / "run"
     run.mkdir()
     with open(run / "metrics.jsonl", "w") as file:
@@ -188,7 +181,7 @@ def test_the_tracker_of_a_trainer_that_is_killed_sends_what_it_left_and_ends(
 # ---- make status
 
 
-def test_status_says_where_the_run_is_at_wandb(tmp_path: Path) -> None:
+def test_status_says_where_the_run_is_at_wandb(tmp_path):
     paths = RunPaths(tmp_path)
     assert status.describe_wandb(paths) == ""
     for where in (None, "https://x/runs/1"):

@@ -6,23 +6,21 @@ import json
 import resource
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from record.trackers.follow import VALIDATION, Row, Tracker, find_position
+from record.trackers.follow import VALIDATION, Tracker, find_position
 from record.trackers.wandb_tracker import is_state
 from tests.running import ROOT, environment, losses, train, wait_until
 from tests.trackers import python_with_trackers, read_values, start
 
 
 @pytest.fixture(scope="module")
-def python() -> str:
+def python():
     return python_with_trackers()
 
 
-def make_record(event: str, step: int, **values: Any) -> dict[str, Any]:
+def make_record(event, step, **values):
     return {
         "schema": 1,
         "event": event,
@@ -32,16 +30,16 @@ def make_record(event: str, step: int, **values: Any) -> dict[str, Any]:
     }
 
 
-def make_steps(first: int, last: int) -> list[dict[str, Any]]:
+def make_steps(first, last):
     """Return records of steps; step / 64 is exact in float32 too."""
     return [make_record("step", step, lr=step / 64, mfu=None) for step in range(first, last + 1)]
 
 
-def to_lines(records: list[dict[str, Any]]) -> str:
+def to_lines(records):
     return "".join(json.dumps(record) + "\n" for record in records)
 
 
-def expect(steps: list[int], *evaluations: tuple[int, str, float]) -> list[Any]:
+def expect(steps, *evaluations):
     """Return what a tracker must have."""
     values = [(step, "train/lr", step / 64) for step in steps]
     return [
@@ -53,9 +51,7 @@ def expect(steps: list[int], *evaluations: tuple[int, str, float]) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", ["wandb", "tensorboard", "trackio"])
-def test_a_tracker_that_is_killed_and_resumed_has_each_row_once(
-    tmp_path: Path, python: str, name: str
-) -> None:
+def test_a_tracker_that_is_killed_and_resumed_has_each_row_once(tmp_path, python, name):
     run = tmp_path / "run"
     run.mkdir()
     record = run / "metrics.jsonl"
@@ -113,7 +109,7 @@ def test_a_tracker_that_is_killed_and_resumed_has_each_row_once(
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "trackio"])
-def test_a_full_disk_delays_rows_and_tears_none(tmp_path: Path, python: str, name: str) -> None:
+def test_a_full_disk_delays_rows_and_tears_none(tmp_path, python, name):
     run = tmp_path / "run"
     run.mkdir()
     process = start(python, name, run)
@@ -136,9 +132,7 @@ def test_a_full_disk_delays_rows_and_tears_none(tmp_path: Path, python: str, nam
     assert read_values(python, name, run) == expect(list(range(5, 41, 5)))
 
 
-def test_a_run_has_the_same_losses_with_trackers_and_they_have_them(
-    tmp_path: Path, data: dict[str, str], python: str
-) -> None:
+def test_a_run_has_the_same_losses_with_trackers_and_they_have_them(tmp_path, data, python):
     (tmp_path / "without").mkdir()
     train(environment(tmp_path / "without", data))
     env = environment(tmp_path, data, TRACKERS="tensorboard,trackio", DONE_S=120)
@@ -168,9 +162,7 @@ def test_a_run_has_the_same_losses_with_trackers_and_they_have_them(
 
 @pytest.mark.fault(21)
 @pytest.mark.parametrize("module", ["train.main", "doctor.before_run", "record.trackers.processes"])
-def test_nothing_begins_with_a_tracker_that_cannot_work(
-    tmp_path: Path, data: dict[str, str], module: str
-) -> None:
+def test_nothing_begins_with_a_tracker_that_cannot_work(tmp_path, data, module):
     env = environment(
         tmp_path,
         data,
@@ -193,7 +185,7 @@ def test_nothing_begins_with_a_tracker_that_cannot_work(
 # ---- Which rows
 
 
-def select(records: list[dict[str, Any]], last_sent: int = -1) -> list[Row]:
+def select(records, last_sent=-1):
     """Return the rows that a tracker which has some of them sends of a run of 22 steps."""
     tracker = Tracker()
     tracker.config = dataclasses.replace(tracker.config, log_every=5, max_steps=22)
@@ -201,7 +193,7 @@ def select(records: list[dict[str, Any]], last_sent: int = -1) -> list[Row]:
     return tracker.select(records)
 
 
-def test_rows_are_every_nth_step_the_first_and_last_of_an_attempt_and_all_evaluations() -> None:
+def test_rows_are_every_nth_step_the_first_and_last_of_an_attempt_and_all_evaluations():
     records = [
         make_record("start", 0),
         make_record("eval", 0, val_loss=9.0),
@@ -236,7 +228,7 @@ def test_rows_are_every_nth_step_the_first_and_last_of_an_attempt_and_all_evalua
     assert [row.step for row in select([make_record("resume", 7), *make_steps(8, 11)])] == [8, 10]
 
 
-def test_what_is_not_known_or_no_number_is_left_out() -> None:
+def test_what_is_not_known_or_no_number_is_left_out():
     records = [
         make_record("step", 5, loss=1e4),  # exp() has no such number
         make_record("step", 10, loss=None, lr="x", grad_norm=2),
@@ -252,7 +244,7 @@ def test_what_is_not_known_or_no_number_is_left_out() -> None:
     ]
 
 
-def test_each_row_is_sent_once_and_none_is_left_out() -> None:
+def test_each_row_is_sent_once_and_none_is_left_out():
     core = make_record("eval", 4, core=0.5)
     again = [make_record("resume", 8), *make_steps(9, 10)]
     assert [row.step for row in select([core, *make_steps(5, 10), *again])] == [4, 5, 10]
@@ -266,9 +258,7 @@ def test_each_row_is_sent_once_and_none_is_left_out() -> None:
         ([("end", {})], "done"),
     ],
 )
-def test_the_outcome_of_a_run_is_that_of_its_last_attempt(
-    events: list[tuple[str, dict[str, str]]], outcome: str
-) -> None:
+def test_the_outcome_of_a_run_is_that_of_its_last_attempt(events, outcome):
     tracker = Tracker()
     assert tracker.outcome == "killed"
     tracker.select([make_record(event, 1, **values) for event, values in events])
@@ -286,5 +276,5 @@ def test_the_outcome_of_a_run_is_that_of_its_last_attempt(
         ({}, False),
     ],
 )
-def test_a_strange_wandb_json_begins_a_new_run(stored: dict[str, Any], is_one: bool) -> None:
+def test_a_strange_wandb_json_begins_a_new_run(stored, is_one):
     assert is_state(stored) == is_one

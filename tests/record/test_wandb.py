@@ -9,14 +9,13 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TextIO
 
 import pytest
 
 from tests import wandb_file
 from tests.running import ROOT, environment, losses, train, wait_for, wait_until
 from tests.trackers import find_process, start
-from tests.wandb_server import MANNERS, Server, server
+from tests.wandb_server import MANNERS, server
 
 KEYS = [("0123456789abcdef" * 3)[:40], "wandb_v1_" + "aB3_" * 19 + "xyz"]
 
@@ -36,7 +35,7 @@ sys.exit(main.main())
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, data: dict[str, str]) -> dict:
+def undisturbed(tmp_path_factory, data):
     """The losses of a run without W&B."""
     folder = tmp_path_factory.mktemp("undisturbed")
     assert "W&B" not in train(environment(folder, data))
@@ -44,7 +43,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, data: dict[str, str]) 
     return losses(folder / "run")
 
 
-def online(there: Server, key: str = KEYS[0], mode: str = "online") -> dict[str, str]:
+def online(there, key=KEYS[0], mode="online"):
     """Return the settings with which a run goes to a server."""
     return {
         "WANDB_BASE_URL": there.url,
@@ -53,23 +52,23 @@ def online(there: Server, key: str = KEYS[0], mode: str = "online") -> dict[str,
     }
 
 
-def find_text(text: str, folder: Path) -> list[Path]:
+def find_text(text, folder):
     """Return the files that hold a text."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     return [path for path in files if text.encode() in path.read_bytes()]
 
 
-def wait_until_gone(run: Path) -> None:
+def wait_until_gone(run):
     """Wait until no process sends the run to W&B."""
     wait_until(lambda: not find_process(run / ".wandb.lock"), 60)
 
 
-def find_lines(out: str) -> list[str]:
+def find_lines(out):
     """Return what was printed of W&B."""
     return [line for line in out.splitlines() if "W&B: " in line]
 
 
-def write_record(run: Path, first: int, last: int, *events: str) -> None:
+def write_record(run, first, last, *events):
     """Append steps to a record, and these events after them."""
     run.mkdir(exist_ok=True)
     with open(run / "metrics.jsonl", "a") as file:
@@ -79,7 +78,7 @@ def write_record(run: Path, first: int, last: int, *events: str) -> None:
             write_event(file, event, last)
 
 
-def write_event(file: TextIO, event: str, step: int) -> None:
+def write_event(file, event, step):
     values = {"loss": 0.25} if event == "step" else {"val_loss": 0.5, "reason": "stopped"}
     record = {
         "schema": 1,
@@ -90,14 +89,14 @@ def write_event(file: TextIO, event: str, step: int) -> None:
     file.write(json.dumps(record) + "\n")
 
 
-def send(run: Path, **env: str) -> None:
+def send(run, **env):
     """Send a record to its end."""
     process = start(sys.executable, "wandb", run, **env)
     process.communicate(timeout=120)
     assert process.returncode == 0
 
 
-def read_steps(there: Server) -> list[int | None]:
+def read_steps(there):
     """Return the steps of the only run that a server has."""
     (run,) = there.lines
     return [row.get("step") for row in there.read_history(run)]
@@ -106,9 +105,7 @@ def read_steps(there: Server) -> list[int | None]:
 # ---- Offline
 
 
-def test_a_run_offline_is_the_same_and_leaves_no_secret(
-    tmp_path: Path, data: dict[str, str], undisturbed: dict
-) -> None:
+def test_a_run_offline_is_the_same_and_leaves_no_secret(tmp_path, data, undisturbed):
     run = tmp_path / "run"
     harmful = {f"WANDB_{name}": "must" for name in ("RUN_ID", "RESUME", "NAME", "DIR")}
     settings = {
@@ -139,7 +136,7 @@ def test_a_run_offline_is_the_same_and_leaves_no_secret(
     assert find_text(KEYS[0], run) == []
 
 
-def holds(pid: int, path: Path) -> bool:
+def holds(pid, path):
     """Return whether a process has opened a file."""
     opened = []
     for link in Path(f"/proc/{pid}/fd").iterdir():
@@ -148,7 +145,7 @@ def holds(pid: int, path: Path) -> bool:
     return path in opened
 
 
-def test_a_tracker_waits_for_an_earlier_one_of_the_run(tmp_path: Path) -> None:
+def test_a_tracker_waits_for_an_earlier_one_of_the_run(tmp_path):
     run = tmp_path / "run"
     write_record(run, 1, 40, "end")
     with open(run / ".wandb.lock", "w") as lock:
@@ -167,7 +164,7 @@ def test_a_tracker_waits_for_an_earlier_one_of_the_run(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["online", "offline"])
-def test_two_attempts_are_one_run_without_doubled_steps(tmp_path: Path, mode: str) -> None:
+def test_two_attempts_are_one_run_without_doubled_steps(tmp_path, mode):
     run = tmp_path / "run"
     write_record(run, 1, 31)
     with server("good") as there:
@@ -203,7 +200,7 @@ def test_two_attempts_are_one_run_without_doubled_steps(tmp_path: Path, mode: st
     assert find_text(KEYS[1], run) == []
 
 
-def test_a_server_that_answers_again_gets_the_run(tmp_path: Path) -> None:
+def test_a_server_that_answers_again_gets_the_run(tmp_path):
     run = tmp_path / "run"
     write_record(run, 1, 40, "end")
     with server("401") as there:
@@ -221,10 +218,8 @@ def test_a_server_that_answers_again_gets_the_run(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.fault(21)
-def test_servers_that_misbehave_change_nothing_of_a_run(
-    tmp_path: Path, data: dict[str, str], undisturbed: dict
-) -> None:
-    def check(manner: str) -> None:
+def test_servers_that_misbehave_change_nothing_of_a_run(tmp_path, data, undisturbed):
+    def check(manner):
         folder = tmp_path / manner
         folder.mkdir()
         with server(manner) as there:
@@ -252,8 +247,8 @@ def test_servers_that_misbehave_change_nothing_of_a_run(
 @pytest.mark.fault(21)
 @pytest.mark.parametrize("manner", ["hangs", "500", "killed"])
 def test_what_fails_during_training_is_reported_in_one_line_and_changes_nothing(
-    tmp_path: Path, data: dict[str, str], undisturbed: dict, manner: str
-) -> None:
+    tmp_path, data, undisturbed, manner
+):
     run = tmp_path / "run"
     go = tmp_path / "go"
     with server("good") as there:
@@ -292,7 +287,7 @@ def test_what_fails_during_training_is_reported_in_one_line_and_changes_nothing(
     assert losses(run) == undisturbed
 
 
-def test_what_could_not_be_uploaded_is_uploaded_later(tmp_path: Path, data: dict[str, str]) -> None:
+def test_what_could_not_be_uploaded_is_uploaded_later(tmp_path, data):
     train(environment(tmp_path, data))
     with server("good") as there:
         env = environment(
@@ -306,9 +301,7 @@ def test_what_could_not_be_uploaded_is_uploaded_later(tmp_path: Path, data: dict
 
 
 @pytest.mark.fault(21)
-def test_without_the_package_the_run_says_so_once_and_goes_on(
-    tmp_path: Path, data: dict[str, str], undisturbed: dict
-) -> None:
+def test_without_the_package_the_run_says_so_once_and_goes_on(tmp_path, data, undisturbed):
     (tmp_path / "wandb.py").write_text(
         "print('noise', flush=True)\nraise ImportError('not here')\n"
     )

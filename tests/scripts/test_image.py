@@ -10,7 +10,6 @@ import re
 import subprocess
 import sys
 from datetime import datetime
-from pathlib import Path
 
 import pytest
 
@@ -53,7 +52,7 @@ esac
 class Clone(Checkout):
     """A repository of one commit, and the builders that are asked for."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder):
         folders = ("settings", "record", "presets", "requirements", "scripts", "docker")
         super().__init__(folder, *folders, ".gitignore", ".dockerignore")
         self.write("train/loss.py")
@@ -61,7 +60,7 @@ class Clone(Checkout):
         self.env |= {"PUSHED": DIGEST, "REPOSITORY": REPOSITORY}
         self.head = self.commit("all of it")
 
-    def install(self, *builders: str) -> None:
+    def install(self, *builders):
         """Install docker, podman or buildah; buildx is docker with a plugin."""
         for name in builders:
             if name == "buildx":
@@ -69,11 +68,11 @@ class Clone(Checkout):
                 name = "docker"
             self.add(name, STAND_IN)
 
-    def image(self, *words: str, code: int = 0, **environ: str) -> str:
+    def image(self, *words, code=0, **environ):
         """Return what it prints."""
         return self.run(sys.executable, "-m", "scripts.image", *words, code=code, **environ)
 
-    def refuse(self, code: int, *words: str, **environ: str) -> str:
+    def refuse(self, code, *words, **environ):
         """Return the line that it prints. Nothing is built, and no digest is noted."""
         [line] = self.image(*words, code=code, **environ).splitlines()
         assert not self.calls(" --file ") and not (self.root / ".image").exists()
@@ -81,11 +80,11 @@ class Clone(Checkout):
 
 
 @pytest.fixture
-def clone(tmp_path: Path) -> Clone:
+def clone(tmp_path):
     return Clone(tmp_path)
 
 
-def arguments(call: str) -> dict[str, str]:
+def arguments(call):
     return dict(re.findall(r"--build-arg (\w+)=(.*?)(?= --)", call))
 
 
@@ -93,7 +92,7 @@ def arguments(call: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("builder", BUILDS)
-def test_each_builder_gets_the_same(clone: Clone, builder: str) -> None:
+def test_each_builder_gets_the_same(clone, builder):
     image = "registry.example.org:5000/lab/name"
     options = ["--network", "host"]
     clone.install(builder)
@@ -125,15 +124,13 @@ def test_each_builder_gets_the_same(clone: Clone, builder: str) -> None:
         (["buildx", "podman", "buildah"], "docker podman", "buildah"),
     ],
 )
-def test_the_first_builder_that_works_builds(
-    clone: Clone, installed: list[str], broken: str, chosen: str
-) -> None:
+def test_the_first_builder_that_works_builds(clone, installed, broken, chosen):
     clone.install(*installed)
     clone.image("build", BROKEN=broken)
     assert len(clone.calls(f"^{BUILDS[chosen]}")) == 1
 
 
-def test_variables_of_the_build_reach_the_builder(clone: Clone) -> None:
+def test_variables_of_the_build_reach_the_builder(clone):
     wheel = f"https://example.org/flash_attn-2.8.3-cp311-cp311-linux_x86_64.whl#sha256={64 * 'a'}"
     options = {
         "BASE_IMAGE": "localhost/base:x",
@@ -155,16 +152,14 @@ def test_variables_of_the_build_reach_the_builder(clone: Clone) -> None:
         ("a/b:latest", "a/b"),
     ],
 )
-def test_the_tag_is_the_commit_in_the_repository_of_image(
-    clone: Clone, image: str, repository: str
-) -> None:
+def test_the_tag_is_the_commit_in_the_repository_of_image(clone, image, repository):
     clone.install("buildah")
     clone.image("build", IMAGE=image)
     assert clone.calls(f" --tag {repository}:{clone.head[:12]} ")
 
 
 @pytest.mark.parametrize("name", ["loss.py", "new.py", "mine.py", ".mine.py"])
-def test_a_tree_that_differs_from_its_commit_is_marked_as_such(clone: Clone, name: str) -> None:
+def test_a_tree_that_differs_from_its_commit_is_marked_as_such(clone, name):
     # git ignores these two, but one of them would enter the image.
     clone.write(".git/info/exclude", "mine.py\n.mine.py\n")
     clone.write(f"train/{name}", "x = 1\n")
@@ -192,9 +187,7 @@ WHEEL = "must be the address of a .whl with #sha256="
         ("BASE_IMAGE", "a b", 64, "BASE_IMAGE=a b: must be an image"),
     ],
 )
-def test_what_it_cannot_build_with_is_named(
-    clone: Clone, name: str, value: str, code: int, words: str
-) -> None:
+def test_what_it_cannot_build_with_is_named(clone, name, value, code, words):
     assert words in clone.refuse(code, "build", **{name: value})
 
 
@@ -202,7 +195,7 @@ def test_what_it_cannot_build_with_is_named(
 
 
 @pytest.mark.parametrize("builder", BUILDS)
-def test_it_builds_pushes_and_notes_the_digest(clone: Clone, builder: str) -> None:
+def test_it_builds_pushes_and_notes_the_digest(clone, builder):
     others = f"x.{REPOSITORY}@{OTHER}\n{REPOSITORY}-2@{OTHER}\n"
     image_file = clone.write(".image", f"{REPOSITORY}@{OTHER}\n{others}")
     clone.install(builder)
@@ -221,7 +214,7 @@ def test_it_builds_pushes_and_notes_the_digest(clone: Clone, builder: str) -> No
     assert clone.calls(" --file ")  # with another torch it is another image
 
 
-def test_if_image_names_another_one_it_says_what_pods_take(clone: Clone) -> None:
+def test_if_image_names_another_one_it_says_what_pods_take(clone):
     clone.install("buildah")
     text = clone.image("push", IMAGE=f"{REPOSITORY}:v1")
     assert f"pods take IMAGE={REPOSITORY}:v1. To take this one, set IMAGE={REPOSITORY}" in text
@@ -235,7 +228,7 @@ def test_if_image_names_another_one_it_says_what_pods_take(clone: Clone) -> None
         ("lab/pure-transformer:v1.0", "names no registry"),
     ],
 )
-def test_an_image_without_a_registry_is_refused(clone: Clone, image: str, words: str) -> None:
+def test_an_image_without_a_registry_is_refused(clone, image, words):
     clone.install("buildah")
     assert words in clone.refuse(64, "push", IMAGE=image)
 
@@ -247,7 +240,7 @@ def test_an_image_without_a_registry_is_refused(clone: Clone, image: str, words:
         ("presets/mine.env", "git ignores presets/mine.env, which would enter the image"),
     ],
 )
-def test_what_is_no_commit_is_not_pushed(clone: Clone, name: str, words: str) -> None:
+def test_what_is_no_commit_is_not_pushed(clone, name, words):
     clone.write(".git/info/exclude", "mine*.env\n")
     clone.write("mine.env")  # enters no image
     clone.write(name)
@@ -260,9 +253,7 @@ def test_what_is_no_commit_is_not_pushed(clone: Clone, name: str, words: str) ->
     ("name", "value", "words"),
     [("REFUSED", "1", "requires a login, run `"), ("PUSHED", "sha256:12", "gave no digest")],
 )
-def test_a_push_that_fails_notes_nothing(
-    clone: Clone, builder: str, name: str, value: str, words: str
-) -> None:
+def test_a_push_that_fails_notes_nothing(clone, builder, name, value, words):
     clone.install(builder)
     assert words in clone.image("push", code=1, IMAGE=REPOSITORY, **{name: value})
     assert not (clone.root / ".image").exists()
@@ -273,7 +264,7 @@ def test_a_push_that_fails_notes_nothing(
 ENTRIES = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line[:1] != "#"]
 
 
-def enters(path: str) -> bool:
+def enters(path):
     """Whether a file enters the image: it fits an entry with !, folder by folder, and is not hidden."""
     parts = path.split("/")
     for entry in ENTRIES[1:-1]:
@@ -283,7 +274,7 @@ def enters(path: str) -> bool:
     return False
 
 
-def test_the_list_names_kinds_of_files_and_no_hidden_ones() -> None:
+def test_the_list_names_kinds_of_files_and_no_hidden_ones():
     assert (ENTRIES[0], ENTRIES[-1]) == ("*", "**/.*")
     for entry in ENTRIES[1:-1]:
         assert re.fullmatch(r"!(LICENSE|(\w+/)+[\w*]+\.\w+)", entry)
@@ -297,11 +288,11 @@ docker/Dockerfile secrets.yaml presets/mine.env.bak scripts/scan_secrets.py
 """
 
 
-def test_what_is_nobodys_business_stays_out() -> None:
+def test_what_is_nobodys_business_stays_out():
     assert [path for path in PRIVATE.split() if enters(path)] == []
 
 
-def test_all_that_a_job_runs_enters() -> None:
+def test_all_that_a_job_runs_enters():
     listing = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
     if listing.returncode:
         pytest.skip("not a git clone")
@@ -316,7 +307,7 @@ def test_all_that_a_job_runs_enters() -> None:
     assert len(needed) > 60 and [path for path in needed if not enters(path)] == []
 
 
-def test_the_base_is_pinned_and_every_builder_knows_the_instructions() -> None:
+def test_the_base_is_pinned_and_every_builder_knows_the_instructions():
     """The builder that docker falls back to has neither --mount nor heredocs; OCI has no SHELL."""
     text = (ROOT / "docker/Dockerfile").read_text()
     assert re.search(r"^ARG BASE_IMAGE=\S+@sha256:[0-9a-f]{64}$", text, re.M)
@@ -335,7 +326,7 @@ def test_the_base_is_pinned_and_every_builder_knows_the_instructions() -> None:
         ("buildah", "buildah must be installed: apt-get install buildah"),
     ],
 )
-def test_where_image_test_cannot_run_it_says_so(tmp_path: Path, missing: str, words: str) -> None:
+def test_where_image_test_cannot_run_it_says_so(tmp_path, missing, words):
     checkout = Checkout(tmp_path, "scripts/image_test.sh")
     checkout.link("bash", "dirname", "git")
     for tool in ("buildah", "debootstrap", "unshare"):

@@ -4,7 +4,6 @@ none is written."""
 import random
 import string
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +17,7 @@ LETTERS = string.ascii_letters + string.digits
 Places = Callable[..., list[str]]
 
 
-def make_up(alphabet: str, length: int, seed: int = 0) -> str:
+def make_up(alphabet, length, seed=0):
     return "".join(random.Random(seed).choices(alphabet, k=length))
 
 
@@ -27,7 +26,7 @@ TOKEN = "hf_" + make_up(LETTERS, 34)
 
 
 @pytest.fixture
-def checkout(tmp_path: Path) -> Checkout:
+def checkout(tmp_path):
     """A repository with our rules, and *.log ignored."""
     checkout = Checkout(tmp_path, ".gitleaks.toml")
     checkout.link("git")
@@ -37,10 +36,10 @@ def checkout(tmp_path: Path) -> Checkout:
 
 
 @pytest.fixture
-def places(checkout: Checkout, capfd: pytest.CaptureFixture[str]) -> Places:
+def places(checkout, capfd):
     """Return where a scan finds the token, which it never prints."""
 
-    def scan(code: int = 1) -> list[str]:
+    def scan(code=1):
         assert scan_secrets.main([str(checkout.root)]) == code
         *lines, _ = capfd.readouterr().out.splitlines() or [""]
         for line in lines:
@@ -53,7 +52,7 @@ def places(checkout: Checkout, capfd: pytest.CaptureFixture[str]) -> Places:
 # ---- Where a secret is found
 
 
-def test_in_the_tree_and_then_in_the_history(checkout: Checkout, places: Places) -> None:
+def test_in_the_tree_and_then_in_the_history(checkout, places):
     assert places(code=0) == []
     checkout.write("ignored.log", TOKEN)
     path = checkout.write("b c.py", f"one = 1\ntoken = '{TOKEN}'\n")
@@ -65,7 +64,7 @@ def test_in_the_tree_and_then_in_the_history(checkout: Checkout, places: Places)
     assert places() == [commit]
 
 
-def test_in_a_merge_a_message_a_tag_and_the_stash(checkout: Checkout, places: Places) -> None:
+def test_in_a_merge_a_message_a_tag_and_the_stash(checkout, places):
     checkout.git("checkout", "--quiet", "-b", "side")
     checkout.commit("side")
     checkout.git("checkout", "--quiet", "main")
@@ -81,27 +80,25 @@ def test_in_a_merge_a_message_a_tag_and_the_stash(checkout: Checkout, places: Pl
     assert {message[:7], merge[:7], "tags"} < {*places()}
 
 
-def test_in_binary_and_utf_16_files_and_links(checkout: Checkout, places: Places) -> None:
+def test_in_binary_and_utf_16_files_and_links(checkout, places):
     checkout.write("weights.bin", b"\0\xff\xfe\0" * 9 + b" " + TOKEN.encode() + b"\0")
     checkout.write("windows.env", f"HF_TOKEN={TOKEN}\r\n".encode("utf-16"))
     (checkout.root / "link").symlink_to(TOKEN)
     assert places() == ["link:1", "weights.bin:1", "windows.env:1"]
 
 
-def test_without_a_repository_it_cannot_scan(checkout: Checkout, places: Places) -> None:
+def test_without_a_repository_it_cannot_scan(checkout, places):
     (checkout.root / ".git").rename(checkout.root / "moved")
     places(code=78)
 
 
-def test_ours_is_clean_in_tree_and_history() -> None:
+def test_ours_is_clean_in_tree_and_history():
     if not (ROOT / ".git").exists():
         pytest.skip("not a git clone")
     assert scan_secrets.main([]) == 0
 
 
-def test_a_line_that_allows_it_is_passed_over_and_no_other(
-    checkout: Checkout, places: Places
-) -> None:
+def test_a_line_that_allows_it_is_passed_over_and_no_other(checkout, places):
     other = "hf_" + make_up(LETTERS, 34, seed=1)
     text = f"a = '{TOKEN}'  # gitleaks:allow, made up\nb = '{other}'\n"
     checkout.write("fakes.py", text)
@@ -114,7 +111,7 @@ def test_a_line_that_allows_it_is_passed_over_and_no_other(
 # ---- What a secret is
 
 
-def find_rules(text: str) -> list[str]:
+def find_rules(text):
     """Return the rules by which a text has secrets."""
     return [rule for _, rule, _ in find(text.encode(), load_rules(RULES))]
 
@@ -162,7 +159,7 @@ def find_rules(text: str) -> list[str]:
         ("the line -----BEGIN {private}----- opens it", None),
     ],
 )
-def test_each_rule_finds_what_it_is_for(text: str, rule: str | None) -> None:
+def test_each_rule_finds_what_it_is_for(text, rule):
     values = {f"letters{n}": make_up(LETTERS, n) for n in (20, 27, 34, 35, 36, 40, 48, 64, 82)}
     text = text.format(
         hex=HEX,
@@ -173,7 +170,7 @@ def test_each_rule_finds_what_it_is_for(text: str, rule: str | None) -> None:
     assert find_rules(text) == ([rule] if rule else [])
 
 
-def test_every_rule_has_a_text_that_it_finds() -> None:
+def test_every_rule_has_a_text_that_it_finds():
     cases = test_each_rule_finds_what_it_is_for.pytestmark[0].args[1]
     assert {rule.id for rule in load_rules(RULES)} == {rule for _, rule in cases} - {None}
 
@@ -190,5 +187,5 @@ def test_every_rule_has_a_text_that_it_finds() -> None:
         "aws_secret_access_key=" + make_up(LETTERS, 30) + "EXAMPLE" + "KEY",
     ],
 )
-def test_what_has_no_entropy_or_is_a_known_example_is_none(text: str) -> None:
+def test_what_has_no_entropy_or_is_a_known_example_is_none(text):
     assert find_rules(text) == []

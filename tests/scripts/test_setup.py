@@ -3,10 +3,8 @@
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -50,7 +48,7 @@ TWO_GPUS = "echo 535.104.05; echo 535.104.05"
 
 
 class Machine(Checkout):
-    def __init__(self, folder: Path):
+    def __init__(self, folder):
         super().__init__(folder, "scripts/setup.sh", "scripts/setup_torch.sh", "requirements")
         self.venv = self.root / ".venv"
         self.ready = self.venv / ".ready"
@@ -58,10 +56,10 @@ class Machine(Checkout):
         self.add("python3", PYTHON)
         self.env |= {"UV": str(self.add("../uv", UV)), "REAL_PYTHON": sys.executable}
 
-    def setup(self, *arguments: str, code: int = 0, **environ: str) -> str:
+    def setup(self, *arguments, code=0, **environ):
         return self.run("scripts/setup.sh", *arguments, code=code, **environ)
 
-    def start_setup(self, **environ: str) -> subprocess.Popen[str]:
+    def start_setup(self, **environ):
         """Start it, and wait for its first install."""
         process = self.start("scripts/setup.sh", **environ)
         deadline = time.monotonic() + 60
@@ -72,12 +70,12 @@ class Machine(Checkout):
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Machine:
+def machine(tmp_path):
     return Machine(tmp_path)
 
 
 @pytest.fixture
-def complete(machine: Machine) -> Machine:
+def complete(machine):
     """A machine whose environment is complete."""
     machine.setup()
     return machine
@@ -87,7 +85,7 @@ def complete(machine: Machine) -> Machine:
 
 
 @pytest.mark.parametrize("old", ["", "yes"])
-def test_without_a_recent_python_it_says_what_to_install(machine: Machine, old: str) -> None:
+def test_without_a_recent_python_it_says_what_to_install(machine, old):
     if not old:
         (machine.bin / "python3").unlink()
     text = machine.setup(code=78, OLD=old)
@@ -95,31 +93,31 @@ def test_without_a_recent_python_it_says_what_to_install(machine: Machine, old: 
     assert not machine.venv.exists()
 
 
-def test_a_python_that_was_asked_for_and_is_too_old_is_not_replaced(machine: Machine) -> None:
+def test_a_python_that_was_asked_for_and_is_too_old_is_not_replaced(machine):
     machine.add("python3.9", BROKEN)
     assert "(tried: python3.9)" in machine.setup(code=78, PYTHON="python3.9")
     assert machine.calls() == []
 
 
-def test_the_next_name_is_tried_where_python3_is_too_old(machine: Machine) -> None:
+def test_the_next_name_is_tried_where_python3_is_too_old(machine):
     (machine.bin / "python3").rename(machine.bin / "python3.12")
     machine.add("python3", BROKEN)
     machine.setup()
     assert machine.ready.exists()
 
 
-def test_a_python_without_venv_is_named_with_the_package_it_lacks(machine: Machine) -> None:
+def test_a_python_without_venv_is_named_with_the_package_it_lacks(machine):
     text = machine.setup(code=78, NO_VENV="yes")
     assert "python3 lacks the venv module: apt-get install python3-venv" in text
 
 
-def test_a_folder_of_somebody_else_is_left_alone(machine: Machine) -> None:
+def test_a_folder_of_somebody_else_is_left_alone(machine):
     machine.write(".venv/thesis.tex", "years")
     assert "was not made by this script" in machine.setup(code=78)
     assert [path.name for path in machine.venv.iterdir()] == ["thesis.tex"]
 
 
-def test_an_environment_that_pip_or_uv_made_is_taken_as_it_is(machine: Machine) -> None:
+def test_an_environment_that_pip_or_uv_made_is_taken_as_it_is(machine):
     machine.write(".venv/bin/pip")
     shutil.copy(machine.bin / "python3", machine.venv / "bin/python")
     packages = "pure-transformer torch"
@@ -130,25 +128,25 @@ def test_an_environment_that_pip_or_uv_made_is_taken_as_it_is(machine: Machine) 
     machine.setup("--finetune", INSTALLED=f"{packages} transformers peft")
 
 
-def test_a_place_that_cannot_be_written_to_is_named_with_the_way_out(machine: Machine) -> None:
+def test_a_place_that_cannot_be_written_to_is_named_with_the_way_out(machine):
     venv = machine.write("file") / "venv"
     text = machine.setup(code=78, VENV=str(venv))
     assert f"setup: cannot write to {venv}: set VENV to a folder that you may write to" in text
 
 
 @pytest.mark.parametrize("arguments", [["--fast"], ["--fine"], ["--dev", "--finetune"]])
-def test_an_unknown_argument_is_refused(machine: Machine, arguments: list[str]) -> None:
+def test_an_unknown_argument_is_refused(machine, arguments):
     assert "usage: scripts/setup.sh" in machine.setup(*arguments, code=64)
 
 
 # ---- When nothing is to be done, or little
 
 
-def test_a_finished_setup_is_silent_and_starts_nothing(complete: Machine) -> None:
+def test_a_finished_setup_is_silent_and_starts_nothing(complete):
     assert complete.setup() == "" and complete.calls() == []
 
 
-def test_a_changed_lock_file_is_installed_into_the_same_environment(complete: Machine) -> None:
+def test_a_changed_lock_file_is_installed_into_the_same_environment(complete):
     complete.write("requirements/base.txt", "numpy==2.0.0\n")
     complete.setup(HAVE="2.13.0+cpu")
     assert complete.calls("pip install .*-r requirements/base.txt")
@@ -156,7 +154,7 @@ def test_a_changed_lock_file_is_installed_into_the_same_environment(complete: Ma
     assert complete.setup() == ""
 
 
-def test_an_environment_whose_python_is_gone_is_built_again(complete: Machine) -> None:
+def test_an_environment_whose_python_is_gone_is_built_again(complete):
     (complete.venv / "bin/python").unlink()
     complete.setup()
     assert complete.calls("-m venv")
@@ -166,7 +164,7 @@ def test_an_environment_whose_python_is_gone_is_built_again(complete: Machine) -
 
 
 @pytest.mark.parametrize("disk", ["this", "another"])
-def test_a_failed_install_says_what_to_do_and_leaves_no_stamp(machine: Machine, disk: str) -> None:
+def test_a_failed_install_says_what_to_do_and_leaves_no_stamp(machine, disk):
     folder = machine.venv
     if disk == "another":
         folder = machine.root / "scratch"
@@ -183,9 +181,7 @@ def test_a_failed_install_says_what_to_do_and_leaves_no_stamp(machine: Machine, 
 
 
 @pytest.mark.parametrize("update", [False, True])
-def test_a_killed_install_leaves_no_stamp_and_the_next_one_starts_over(
-    machine: Machine, update: bool
-) -> None:
+def test_a_killed_install_leaves_no_stamp_and_the_next_one_starts_over(machine, update):
     if update:
         machine.setup()
         machine.write("requirements/base.txt", "numpy==2.0.0\n")
@@ -197,7 +193,7 @@ def test_a_killed_install_leaves_no_stamp_and_the_next_one_starts_over(
     assert machine.calls("-m venv") and machine.ready.exists()
 
 
-def test_ctrl_c_is_not_blamed_on_the_network(machine: Machine) -> None:
+def test_ctrl_c_is_not_blamed_on_the_network(machine):
     """pip takes SIGINT for an error like any other; its stand-in then ends with exit code 1."""
     process = machine.start_setup(GATE="gate", PIP_CODE="1", IGNORE_INT="yes")
     os.killpg(process.pid, signal.SIGINT)
@@ -209,7 +205,7 @@ def test_ctrl_c_is_not_blamed_on_the_network(machine: Machine) -> None:
     machine.setup()
 
 
-def test_a_failed_update_keeps_the_environment_and_is_tried_again(complete: Machine) -> None:
+def test_a_failed_update_keeps_the_environment_and_is_tried_again(complete):
     complete.setup(code=1, TORCH_BACKEND="cu130", UV_CODE="2")
     assert (complete.venv / "bin/python").exists()
     complete.setup(HAVE="2.13.0+cpu")
@@ -218,7 +214,7 @@ def test_a_failed_update_keeps_the_environment_and_is_tried_again(complete: Mach
     assert complete.setup() == ""
 
 
-def test_two_setups_at_once_install_once(machine: Machine) -> None:
+def test_two_setups_at_once_install_once(machine):
     first = machine.start_setup(GATE="gate")
     log = machine.write("calls of the second")
     second = machine.start("scripts/setup.sh", CALLS=str(log))
@@ -233,7 +229,7 @@ def test_two_setups_at_once_install_once(machine: Machine) -> None:
 # ---- Which torch
 
 
-def test_a_local_wheel_is_taken_by_pip_and_uv_is_not_asked(machine: Machine) -> None:
+def test_a_local_wheel_is_taken_by_pip_and_uv_is_not_asked(machine):
     text = machine.setup(WHEEL="cpu")
     assert "torch 2.13.0+cpu (no NVIDIA driver found), from a wheel on this machine" in text
     assert machine.calls(r"pip install .*--no-index torch==2\.13\.0\+cpu$")
@@ -258,8 +254,8 @@ def test_a_local_wheel_is_taken_by_pip_and_uv_is_not_asked(machine: Machine) -> 
     ],
 )
 def test_the_build_fits_the_driver_and_its_size_is_said_first(
-    machine: Machine, nvidia_smi: str, backend: str, asked: str, announced: str
-) -> None:
+    machine, nvidia_smi, backend, asked, announced
+):
     if nvidia_smi:
         machine.add("nvidia-smi", nvidia_smi)
     text = machine.setup(TORCH_BACKEND=backend)
@@ -274,12 +270,12 @@ def test_the_build_fits_the_driver_and_its_size_is_said_first(
             assert call.endswith("driver=535.104.05")
 
 
-def test_a_local_wheel_of_another_build_than_asked_for_is_not_taken(machine: Machine) -> None:
+def test_a_local_wheel_of_another_build_than_asked_for_is_not_taken(machine):
     machine.setup(TORCH_BACKEND="cu126", WHEEL="cpu", BUILD="cu126")
     assert machine.calls("^uv .*--torch-backend=cu126")
 
 
-def test_asking_for_another_build_changes_torch_and_not_asking_keeps_it(complete: Machine) -> None:
+def test_asking_for_another_build_changes_torch_and_not_asking_keeps_it(complete):
     complete.setup(TORCH_BACKEND="cu126", BUILD="cu126", HAVE="2.13.0+cpu")
     assert complete.calls("^uv .*--reinstall-package torch .*--torch-backend=cu126")
     for backend in ("", "auto", "cu126"):
@@ -290,7 +286,7 @@ def test_asking_for_another_build_changes_torch_and_not_asking_keeps_it(complete
 
 
 @pytest.mark.parametrize("name", ["dev", "finetune"])
-def test_an_extra_adds_its_packages_once(complete: Machine, name: str) -> None:
+def test_an_extra_adds_its_packages_once(complete, name):
     complete.setup(f"--{name}", code=1, PIP_CODE="1")
     assert complete.setup() == ""  # the base is complete nevertheless
     complete.setup(f"--{name}")
@@ -299,6 +295,6 @@ def test_an_extra_adds_its_packages_once(complete: Machine, name: str) -> None:
     assert complete.setup(f"--{name}") == "" and complete.calls() == []
 
 
-def test_dev_has_what_fine_tuning_needs(complete: Machine) -> None:
+def test_dev_has_what_fine_tuning_needs(complete):
     complete.setup("--dev")
     assert complete.setup("--finetune") == "" and complete.calls() == []

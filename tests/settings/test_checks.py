@@ -65,15 +65,13 @@ KEPT: list[dict[str, Any]] = [
 ]
 
 
-def conflicts_of(settings: dict[str, Any]) -> list[tuple[str, str]]:
+def conflicts_of(settings):
     return list(find_conflicts(build_config(settings), "check-env", {}, ()))
 
 
 @pytest.mark.fault(25)
 @pytest.mark.parametrize(("name", "settings", "words"), BROKEN)
-def test_a_broken_rule_is_explained_with_values_that_keep_it(
-    name: str, settings: dict[str, Any], words: str
-) -> None:
+def test_a_broken_rule_is_explained_with_values_that_keep_it(name, settings, words):
     ((found, sentence),) = conflicts_of(settings)
     assert found == name and words in sentence
     proposed = re.findall(rf"\b({name})=(\S+?)[.,]?(?: |$)", sentence)[-1:]
@@ -83,11 +81,11 @@ def test_a_broken_rule_is_explained_with_values_that_keep_it(
 
 
 @pytest.mark.parametrize("settings", KEPT)
-def test_a_kept_rule_says_nothing(settings: dict[str, Any]) -> None:
+def test_a_kept_rule_says_nothing(settings):
     assert conflicts_of(settings) == []
 
 
-def test_every_rule_is_broken_above() -> None:
+def test_every_rule_is_broken_above():
     broken = set()
     for _, settings, _ in BROKEN:
         config = build_config(settings)
@@ -95,7 +93,7 @@ def test_every_rule_is_broken_above() -> None:
     assert broken == CHECKS.keys()
 
 
-def test_the_number_of_processes_may_be_known_better() -> None:
+def test_the_number_of_processes_may_be_known_better():
     config = Config().derived()
     assert check_batch(config, 32) is None
     assert "BATCH_TOKENS=8448" in str(check_batch(config, 33))
@@ -104,6 +102,6 @@ def test_the_number_of_processes_may_be_known_better() -> None:
     assert check_sharding(diloco, 1) is None and check_sharding(diloco, 2) is not None
 
 
-def test_a_rule_whose_setting_is_invalid_is_not_checked() -> None:
+def test_a_rule_whose_setting_is_invalid_is_not_checked():
     (problem,) = resolve({"N_HEAD": "x", "N_EMBD": "101", "ENV_FILE": ""}).problems
     assert problem.startswith("N_HEAD=x")

@@ -1,7 +1,6 @@
 """What is declared of each setting: its class on resume, its range, its sentence and its example."""
 
 import re
-from typing import Any
 
 import pytest
 
@@ -33,7 +32,7 @@ ZERO_NAMES = """
 """
 
 
-def is_accepted(name: str, text: str) -> bool:
+def is_accepted(name, text):
     try:
         SETTINGS[name].parse(text)
     except ValueError:
@@ -41,18 +40,18 @@ def is_accepted(name: str, text: str) -> bool:
     return True
 
 
-def test_the_classes_on_resume_are_as_listed() -> None:
+def test_the_classes_on_resume_are_as_listed():
     for resume, names in ((FROZEN, FROZEN_NAMES), (TRACKED, TRACKED_NAMES)):
         assert {name for name in SETTINGS if SETTINGS[name].resume == resume} == set(names.split())
     assert all(declared.resume in (FROZEN, TRACKED, FREE) for declared in SETTINGS.values())
 
 
-def test_there_is_room_for_the_settings_to_come() -> None:
+def test_there_is_room_for_the_settings_to_come():
     assert len(SETTINGS) <= 150
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_each_setting_has_a_sentence_and_an_example_that_is_accepted(name: str) -> None:
+def test_each_setting_has_a_sentence_and_an_example_that_is_accepted(name):
     declared = SETTINGS[name]
     assert re.fullmatch(r"[A-Z].*\.", declared.help)
     assert is_accepted(name, declared.example)
@@ -60,7 +59,7 @@ def test_each_setting_has_a_sentence_and_an_example_that_is_accepted(name: str) 
         assert declared.parse(format_value(declared.default)) == declared.default
 
 
-def list_bad_values(name: str) -> list[str]:
+def list_bad_values(name):
     """Return texts that break the rule of a setting."""
     declared = SETTINGS[name]
     if declared.choices:
@@ -82,7 +81,7 @@ def list_bad_values(name: str) -> list[str]:
 
 @pytest.mark.fault(24)
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_bad_value_is_refused_with_the_rule_and_an_example(name: str) -> None:
+def test_a_bad_value_is_refused_with_the_rule_and_an_example(name):
     for text in list_bad_values(name):
         with pytest.raises(ValueError, match=r"^Must be ") as error:
             SETTINGS[name].parse(text)
@@ -91,7 +90,7 @@ def test_a_bad_value_is_refused_with_the_rule_and_an_example(name: str) -> None:
 
 
 @pytest.mark.fault(24)
-def test_zero_is_accepted_where_it_means_something() -> None:
+def test_zero_is_accepted_where_it_means_something():
     assert {name for name in NUMBERS if is_accepted(name, "0")} == set(ZERO_NAMES.split())
 
 
@@ -99,28 +98,28 @@ def test_zero_is_accepted_where_it_means_something() -> None:
     ("text", "tokens"),
     [("2.5M", 2_500_000), ("10B", 10**10), ("1.5B", 1_500_000_000), ("0.000001M", 1), ("7", 7)],
 )
-def test_counts_of_tokens_take_millions_and_billions(text: str, tokens: int) -> None:
+def test_counts_of_tokens_take_millions_and_billions(text, tokens):
     assert SETTINGS["TRAIN_TOKENS"].parse(text) == tokens
 
 
 @pytest.mark.parametrize(
     "text", ["0.0000001M", "2K", "M", "1.5", "1m", "1.M.", "-1M", "1 M", "1e3M"]
 )
-def test_a_fraction_of_a_token_is_refused(text: str) -> None:
+def test_a_fraction_of_a_token_is_refused(text):
     assert not is_accepted("TRAIN_TOKENS", text)
 
 
 @pytest.mark.parametrize("value", [1e-8, 3e-4, 0.1, 1234567.0, 12345678.9, 2 / 3, True, 7, "x"])
-def test_a_value_is_written_so_that_it_is_read_again(value: Any) -> None:
+def test_a_value_is_written_so_that_it_is_read_again(value):
     text = format_value(value)
     assert text == "1" if value is True else type(value)(text) == value
 
 
-def test_a_tenth_of_a_learning_rate_reads_as_people_write_it() -> None:
+def test_a_tenth_of_a_learning_rate_reads_as_people_write_it():
     assert format_value(Config(learning_rate=3e-3).derived().min_learning_rate) == "0.0003"
 
 
-def test_env_example_is_what_the_declarations_give() -> None:
+def test_env_example_is_what_the_declarations_give():
     text = (ROOT / ".env.example").read_text()
     assert text == write_env_example() + "\n"
     for name, declared in SETTINGS.items():

@@ -19,14 +19,14 @@ CLOCK = Finding("clock", WARN, "the clock is not synchronized")
 HUB = Finding("hub", PASS, "the hub answers")
 
 
-def test_a_sentence_is_split_at_its_first_semicolon() -> None:
+def test_a_sentence_is_split_at_its_first_semicolon():
     assert from_sentence("disk", FAIL, "it is full; remove a; remove b", 64) == Finding(
         "disk", FAIL, "it is full", "remove a; remove b", 64
     )
     assert from_sentence("disk", WARN, "it is full") == Finding("disk", WARN, "it is full")
 
 
-def test_names_stand_in_one_column_and_a_fix_only_where_there_is_one() -> None:
+def test_names_stand_in_one_column_and_a_fix_only_where_there_is_one():
     assert list(format_findings([DISK, CLOCK])) == [
         "FAIL  disk   the disk is full; remove old runs",
         "WARN  clock  the clock is not synchronized",
@@ -34,7 +34,7 @@ def test_names_stand_in_one_column_and_a_fix_only_where_there_is_one() -> None:
     assert list(format_findings([])) == []
 
 
-def test_allow_fail_lets_failures_pass_by_their_whole_name() -> None:
+def test_allow_fail_lets_failures_pass_by_their_whole_name():
     found = [GPUS, DISK, CLOCK, HUB]
     assert split("", found) == ([GPUS, DISK], [])
     assert split("disk,clock", found) == ([GPUS], [DISK])
@@ -44,5 +44,5 @@ def test_allow_fail_lets_failures_pass_by_their_whole_name() -> None:
 @pytest.mark.parametrize(
     ("stopping", "code"), [([], 0), ([GPUS], 64), ([DISK], 78), ([GPUS, DISK], 78)]
 )
-def test_settings_alone_are_64_and_anything_else_78(stopping: list[Finding], code: int) -> None:
+def test_settings_alone_are_64_and_anything_else_78(stopping, code):
     assert code_of(stopping) == code

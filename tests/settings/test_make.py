@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +16,7 @@ MAKEFILE = (ROOT / "Makefile").read_text()
 TARGETS = re.findall(r"^([a-z0-9-]+):", MAKEFILE, re.MULTILINE)
 
 
-def copy_repository(folder: Path, *rooms: str) -> Path:
+def copy_repository(folder, *rooms):
     """Copy rooms, and what settings need. Setup only notes that it ran, and Python is this one."""
     for name in ("settings", "presets", *rooms):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -34,11 +33,11 @@ def copy_repository(folder: Path, *rooms: str) -> Path:
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def root(tmp_path):
     return copy_repository(tmp_path / "with blank")
 
 
-def make(root: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+def make(root, *arguments, **environ):
     """Run make in the copy, without this process's own settings and make variables."""
     env = {"PATH": os.environ["PATH"], "HOME": "/nowhere", "PYTHONDONTWRITEBYTECODE": "1"}
     return subprocess.run(
@@ -51,7 +50,7 @@ def make(root: Path, *arguments: str, **environ: str) -> subprocess.CompletedPro
     )
 
 
-def find_value(root: Path, name: str, *arguments: str, **environ: str) -> str:
+def find_value(root, name, *arguments, **environ):
     """Return a setting as `make settings` shows it."""
     done = make(root, "settings", f"NAME={name}", *arguments, **environ)
     assert done.returncode == 0, done.stderr
@@ -61,7 +60,7 @@ def find_value(root: Path, name: str, *arguments: str, **environ: str) -> str:
 # ---- Targets
 
 
-def test_help_lists_every_target_once_under_its_title(root: Path) -> None:
+def test_help_lists_every_target_once_under_its_title(root):
     text = make(root).stdout
     titles = re.findall(r"^##@ (.+)$", MAKEFILE, re.MULTILINE)
     assert re.findall(r"^  ([a-z0-9-]+) +\S", text, re.MULTILINE) == TARGETS
@@ -71,7 +70,7 @@ def test_help_lists_every_target_once_under_its_title(root: Path) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_make_n_names_what_exists_and_does_nothing(root: Path, target: str) -> None:
+def test_make_n_names_what_exists_and_does_nothing(root, target):
     before = sorted(root.rglob("*"))
     done = make(root, "-n", target)
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.strip()
@@ -86,13 +85,13 @@ def test_make_n_names_what_exists_and_does_nothing(root: Path, target: str) -> N
     assert ("--dev" in done.stdout) == (target in DEVELOP | {"setup-dev", "gpu-check"})
 
 
-def test_a_failed_setup_ends_the_target(root: Path) -> None:
+def test_a_failed_setup_ends_the_target(root):
     (root / "scripts" / "setup.sh").write_text("#!/bin/sh\nexit 78\n")
     done = make(root, "settings")
     assert done.returncode != 0 and done.stdout == "" and "78" in done.stderr
 
 
-def test_no_recipe_is_cut_at_a_blank_in_the_path_of_the_clone(root: Path, tmp_path: Path) -> None:
+def test_no_recipe_is_cut_at_a_blank_in_the_path_of_the_clone(root, tmp_path):
     (tmp_path / "with").touch()  # what a path cut at its blank would find
     assert "Not used by make help." in make(root, "help", "SEED=1").stderr
     assert make(tmp_path, "-C", str(root), "env-example").returncode == 0
@@ -100,7 +99,7 @@ def test_no_recipe_is_cut_at_a_blank_in_the_path_of_the_clone(root: Path, tmp_pa
     assert "$(PY)" not in MAKEFILE.replace('"$(PY)"', "")
 
 
-def test_the_environment_of_another_place_serves_as_well(root: Path, tmp_path: Path) -> None:
+def test_the_environment_of_another_place_serves_as_well(root, tmp_path):
     shutil.move(root / ".venv", tmp_path / "elsewhere")
     venv = str(tmp_path / "elsewhere")
     assert find_value(root, "SEED", f"VENV={venv}") == find_value(root, "SEED", VENV=venv)
@@ -122,7 +121,7 @@ VALUES = [
 
 
 @pytest.mark.parametrize("template", VALUES, ids=lambda text: ascii(text[:20]))
-def test_a_value_reaches_python_byte_for_byte_and_runs_nothing(root: Path, template: str) -> None:
+def test_a_value_reaches_python_byte_for_byte_and_runs_nothing(root, template):
     value = template.format("ran")
     shown = value if value.isprintable() else ascii(value)
     assert find_value(root, "PROMPT", f"PROMPT={value}") == shown
@@ -130,7 +129,7 @@ def test_a_value_reaches_python_byte_for_byte_and_runs_nothing(root: Path, templ
     assert not (root / "ran").exists()
 
 
-def test_the_command_line_wins_over_the_environment_unless_it_is_empty(root: Path) -> None:
+def test_the_command_line_wins_over_the_environment_unless_it_is_empty(root):
     (root / ".env").write_text("SEED=3\n")
     assert find_value(root, "SEED", "SEED=5", SEED="4") == "5"
     assert find_value(root, "SEED", SEED="4") == "4"
@@ -140,7 +139,7 @@ def test_the_command_line_wins_over_the_environment_unless_it_is_empty(root: Pat
 # ---- make settings and make check-env
 
 
-def test_make_settings_lists_every_setting_and_no_secret(root: Path) -> None:
+def test_make_settings_lists_every_setting_and_no_secret(root):
     done = make(root, "settings", "SEED=4", HF_TOKEN="hf_secret")
     rows = re.findall(r"^  ([A-Z0-9_]+)=(.*)  \((.+)\)$", done.stdout, re.MULTILINE)
     assert [name for name, _, _ in rows] == list(SETTINGS)
@@ -152,7 +151,7 @@ def test_make_settings_lists_every_setting_and_no_secret(root: Path) -> None:
     assert "hf_secret" not in done.stdout + done.stderr + explained
 
 
-def test_check_env_prints_warnings_and_then_all_problems_or_none(root: Path) -> None:
+def test_check_env_prints_warnings_and_then_all_problems_or_none(root):
     warning = "Warning: LEARNIN_RATE (environment) is ignored. Did you mean LEARNING_RATE?\n"
     done = make(root, "check-env", "RUN_NAME=mine", LEARNIN_RATE="1")
     valid = "The settings are valid: PRESET=tiny RUN_NAME=mine.\n"
@@ -180,15 +179,13 @@ def test_check_env_prints_warnings_and_then_all_problems_or_none(root: Path) -> 
         (["help", "RUNS_DIR=a\n$(touch /tmp/x)"], "RUNS_DIR"),
     ],
 )
-def test_a_mistake_gets_a_suggestion_before_anything_starts(
-    root: Path, arguments: list[str], words: str
-) -> None:
+def test_a_mistake_gets_a_suggestion_before_anything_starts(root, arguments, words):
     done = make(root, *arguments)
     assert done.returncode == 2 and "Error 64" in done.stderr
     assert words in done.stderr and done.stdout == ""
 
 
-def test_links_to_another_disk_are_ignored_by_git(tmp_path: Path) -> None:
+def test_links_to_another_disk_are_ignored_by_git(tmp_path):
     git = ["git", "-C", str(tmp_path)]
     subprocess.run([*git, "init", "--quiet"], check=True)
     shutil.copy(ROOT / ".gitignore", tmp_path)

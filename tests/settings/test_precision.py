@@ -1,7 +1,6 @@
 """DTYPE=auto: which precision a machine gets, and that a run keeps it."""
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,7 @@ from settings.precision import choose_dtype, read_cpu_flags
 FLAGS = "processor\t: 0\nflags\t\t: fpu avx2 {}\nbugs\t: x\n\nprocessor\t: 1\nflags\t: fpu\n"
 
 
-def test_the_flags_of_the_first_processor_are_read(tmp_path: Path) -> None:
+def test_the_flags_of_the_first_processor_are_read(tmp_path):
     path = tmp_path / "cpuinfo"
     path.write_text(FLAGS.format("avx512_bf16"))
     assert read_cpu_flags(path) == {"fpu", "avx2", "avx512_bf16"}
@@ -50,13 +49,13 @@ esac
     ],
 )
 def test_bfloat16_is_chosen_where_what_computes_has_units_for_it(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    device: str,
-    visible: str | None,
-    flags: set[str] | None,
-    dtype: str,
-) -> None:
+    tmp_path,
+    monkeypatch,
+    device,
+    visible,
+    flags,
+    dtype,
+):
     smi = tmp_path / "nvidia-smi"
     smi.write_text(SMI)
     smi.chmod(0o755)
@@ -74,5 +73,5 @@ def test_bfloat16_is_chosen_where_what_computes_has_units_for_it(
     assert config.stored()["DTYPE"] == dtype  # what a run keeps, wherever it is resumed
 
 
-def test_a_driver_is_known_by_its_nodes_on_linux_and_in_windows() -> None:
+def test_a_driver_is_known_by_its_nodes_on_linux_and_in_windows():
     assert [str(node) for node in visible_gpus.GPU_NODES] == ["/dev/nvidiactl", "/dev/dxg"]

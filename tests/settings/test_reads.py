@@ -3,8 +3,6 @@
 import ast
 import os
 import subprocess
-from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 
@@ -51,7 +49,7 @@ HARMLESS = {
 }
 
 
-def read_settings(target: str, environ: Mapping[str, str], folder: Path) -> dict[str, str]:
+def read_settings(target, environ, folder):
     """Run a target, and return the settings that its processes read, with the place of each."""
     folder.mkdir()
     path = os.pathsep.join([str(SITE), environ.get("PYTHONPATH", "")])
@@ -68,7 +66,7 @@ def read_settings(target: str, environ: Mapping[str, str], folder: Path) -> dict
 
 
 @pytest.mark.slow
-def test_a_target_reads_what_it_is_declared_to_use(tmp_path: Path, data: dict[str, str]) -> None:
+def test_a_target_reads_what_it_is_declared_to_use(tmp_path, data):
     """Also what a process only passes on counts as read, apart from code that treats all alike."""
     wrong = {}
     for target, settings in COMMANDS:
@@ -81,7 +79,7 @@ def test_a_target_reads_what_it_is_declared_to_use(tmp_path: Path, data: dict[st
     assert wrong.keys() - HARMLESS == set(), wrong
 
 
-def test_each_setting_is_read_somewhere() -> None:
+def test_each_setting_is_read_somewhere():
     """By its name as an attribute."""
     attributes = set()
     for path in [*ROOT.glob("*/*.py"), *ROOT.glob("*/*/*.py"), *ROOT.glob("*/*/*/*.py")]:

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,14 +12,14 @@ from settings import Config, SettingsError
 from settings.config import SETTINGS
 from settings.declare import FREE, FROZEN, TRACKED, format_value
 from settings.names import CONSTANTS, REPLACEMENTS
-from settings.resolve import Resolved, resolve
+from settings.resolve import resolve
 from settings.resume import RunConfigError, compare_with_stored
 from tests.settings.test_sources import root
 
 __all__ = ["root"]
 
 
-def store(root: Path, **settings: Any) -> None:
+def store(root, **settings):
     """Make a run that was started with these settings, by preset `big`."""
     (root / "presets" / "big.env").write_text(
         "N_LAYER=12\nMLP_DIM=768\nSAVE_EVERY=7\nLEARNING_RATE=3e-3\n"
@@ -31,7 +30,7 @@ def store(root: Path, **settings: Any) -> None:
     (folder / "config.json").write_text(json.dumps({"settings": stored}))
 
 
-def resume(root: Path, **environ: str) -> Resolved:
+def resume(root, **environ):
     return resolve({"MAKE_TARGET": "train", "RUN_NAME": "run", **environ}, root)
 
 
@@ -80,8 +79,8 @@ CASES: list[tuple[dict[str, Any], dict[str, str], dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("stored", "given", "expected"), CASES)
 def test_a_resumed_run_keeps_what_shaped_it_unless_it_is_set_explicitly(
-    root: Path, stored: dict[str, Any], given: dict[str, str], expected: dict[str, Any]
-) -> None:
+    root, stored, given, expected
+):
     store(root, **stored)
     (root / "presets" / "other.env").write_text(OTHER)
     resolved = resume(root, **given)
@@ -90,7 +89,7 @@ def test_a_resumed_run_keeps_what_shaped_it_unless_it_is_set_explicitly(
     assert resolved.origins["N_LAYER"] == "runs/run/config.json"
 
 
-def test_a_change_of_a_frozen_setting_is_refused_before_anything_starts(root: Path) -> None:
+def test_a_change_of_a_frozen_setting_is_refused_before_anything_starts(root):
     store(root)
     refusal = "SEED=5: The run was started with SEED=1337, which cannot change. Set SEED=1337, or "
     for target in ("train", "train-node", "finetune", "check-env"):
@@ -103,13 +102,13 @@ def test_a_change_of_a_frozen_setting_is_refused_before_anything_starts(root: Pa
     assert problem.startswith("SEED=x (environment): Must be")
 
 
-def test_a_typed_setting_that_the_target_does_not_use_is_refused_once(root: Path) -> None:
+def test_a_typed_setting_that_the_target_does_not_use_is_refused_once(root):
     store(root)
     (problem,) = resume(root, MAKE_SETTINGS="LORA_RANK", LORA_RANK="8", MAKE_GOALS="train").problems
     assert "Not used by make train" in problem
 
 
-def test_a_setting_that_the_target_ignores_is_not_compared(root: Path) -> None:
+def test_a_setting_that_the_target_ignores_is_not_compared(root):
     store(root)
     (root / ".env").write_text("MODEL=tiny\nLORA_RANK=8\n")
     resolved = resume(root, EPOCHS="3")
@@ -123,7 +122,7 @@ def test_a_setting_that_the_target_ignores_is_not_compared(root: Path) -> None:
     assert [problem.split("=")[0] for problem in problems] == ["MODEL", "LORA_RANK"]
 
 
-def test_a_refused_setting_is_named_without_those_that_follow_from_it(root: Path) -> None:
+def test_a_refused_setting_is_named_without_those_that_follow_from_it(root):
     store(root)
     for given in ({"N_EMBD": "512"}, {"N_HEAD": "2", "N_KV_HEAD": "1"}, {"MLP_DIM": "100"}):
         problems = resume(root, **given).problems
@@ -133,7 +132,7 @@ def test_a_refused_setting_is_named_without_those_that_follow_from_it(root: Path
 @pytest.mark.parametrize(
     "content", ["[1,2]", "", "{}", '{"settings": 1}', "[" * 100_000, "\udcff", "null"]
 )
-def test_a_strange_config_is_named(root: Path, content: str) -> None:
+def test_a_strange_config_is_named(root, content):
     store(root)
     path = root / "runs" / "run" / "config.json"
     path.write_text(content, errors="surrogateescape")
@@ -155,7 +154,7 @@ def test_a_strange_config_is_named(root: Path, content: str) -> None:
         resume(root)
 
 
-def test_a_stored_value_that_is_none_is_named(root: Path) -> None:
+def test_a_stored_value_that_is_none_is_named(root):
     store(root, N_EMBD=[1])
     (problem,) = resume(root).problems
     assert problem.startswith("N_EMBD=[1] (runs/run/config.json): Must be an integer")
@@ -164,7 +163,7 @@ def test_a_stored_value_that_is_none_is_named(root: Path) -> None:
 # ---- Comparison
 
 
-def change(name: str, value: Any) -> Any:
+def change(name, value):
     """Return another value of the same type."""
     kind = SETTINGS[name].kind
     if kind is bool:
@@ -174,7 +173,7 @@ def change(name: str, value: Any) -> Any:
 
 @pytest.mark.fault(31)
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_change_is_refused_tracked_or_free(name: str) -> None:
+def test_a_change_is_refused_tracked_or_free(name):
     stored = json.loads(json.dumps(Config().derived().stored()))
     before = Config().derived().values()
     now = before | {name: change(name, before[name])}
@@ -187,7 +186,7 @@ def test_a_change_is_refused_tracked_or_free(name: str) -> None:
     assert resume_class in (FREE, TRACKED, FROZEN)
 
 
-def test_a_setting_that_the_run_did_not_know_counts_as_its_default() -> None:
+def test_a_setting_that_the_run_did_not_know_counts_as_its_default():
     stored = Config().derived().stored()
     del stored["QK_NORM"], stored["LEARNING_RATE"]
     assert compare_with_stored(stored, Config().derived().values()) == ([], {})
@@ -199,18 +198,18 @@ def test_a_setting_that_the_run_did_not_know_counts_as_its_default() -> None:
 # ---- Settings that are gone
 
 
-def test_a_removed_setting_passes_with_the_value_that_is_built_in(root: Path) -> None:
+def test_a_removed_setting_passes_with_the_value_that_is_built_in(root):
     lines = [f"{name}={format_value(value)}\n" for name, value in CONSTANTS.items()]
     (root / ".env").write_text("".join(lines) + "".join(f"{name}=\n" for name in others()))
     assert resolve({}, root).problems == []
     assert not SETTINGS.keys() & (CONSTANTS.keys() | REPLACEMENTS.keys())
 
 
-def others() -> set[str]:
+def others():
     return REPLACEMENTS.keys() - CONSTANTS.keys()
 
 
-def test_another_value_of_a_removed_setting_is_refused_with_what_replaces_it(root: Path) -> None:
+def test_another_value_of_a_removed_setting_is_refused_with_what_replaces_it(root):
     (root / ".env").write_text("MASTER_PORT=1234\nHANG_S=45\nADAM_EPS=1e-08\nEXPORT_SHARD_GB=5\n")
     problems = resolve({}, root).problems
     assert [problem.split(":")[0] for problem in problems] == [
@@ -220,7 +219,7 @@ def test_another_value_of_a_removed_setting_is_refused_with_what_replaces_it(roo
     assert "MASTER_ADDR=HOST:PORT" in problems[0] and "always 30." in problems[1]
 
 
-def test_a_run_of_an_earlier_version_goes_on_unless_a_constant_shaped_it(root: Path) -> None:
+def test_a_run_of_an_earlier_version_goes_on_unless_a_constant_shaped_it(root):
     store(root, ADAM_EPS=1e-8, NORM_EPS=1e-5, GROUP_SHARDS=8, HANG_S=45, SYNC_ALPHA=0.0)
     assert resume(root).problems == []
     now = resume(root).config.values()

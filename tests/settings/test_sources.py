@@ -4,32 +4,31 @@ import json
 import os
 import re
 import shutil
-from pathlib import Path
 
 import pytest
 
 from settings import ROOT, Config, SettingsError
 from settings.config import SETTINGS
-from settings.resolve import Resolved, resolve
+from settings.resolve import resolve
 
 SECRET = "hf_AbCdEfGh123"
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def root(tmp_path):
     """A repository with one empty preset and no .env."""
     (tmp_path / "presets").mkdir()
     (tmp_path / "presets" / "tiny.env").touch()
     return tmp_path
 
 
-def read(root: Path, env_file: str = "", **environ: str) -> Resolved:
+def read(root, env_file="", **environ):
     """Resolve the settings with this .env and environment."""
     (root / ".env").write_bytes(env_file.encode(errors="surrogateescape"))
     return resolve(environ, root)
 
 
-def typed(**settings: str) -> dict[str, str]:
+def typed(**settings):
     """Return the environment that make gives a command with these settings."""
     return {**settings, "MAKE_SETTINGS": " ".join(settings)}
 
@@ -37,11 +36,11 @@ def typed(**settings: str) -> dict[str, str]:
 # ---- Which source wins
 
 
-def test_each_of_the_five_sources_wins_over_those_below_it(root: Path) -> None:
+def test_each_of_the_five_sources_wins_over_those_below_it(root):
     (root / "presets" / "tiny.env").write_text("SEED=2\n")
     everywhere = {"SEED": "4"}
 
-    def find(env_file: str, **environ: str) -> tuple[int, str]:
+    def find(env_file, **environ):
         resolved = read(root, env_file, **environ)
         assert resolved.problems == []
         return resolved.config.seed, resolved.origins["SEED"]
@@ -54,7 +53,7 @@ def test_each_of_the_five_sources_wins_over_those_below_it(root: Path) -> None:
     assert find("") == (1337, "default")
 
 
-def test_the_sources_above_choose_env_file_and_preset(root: Path) -> None:
+def test_the_sources_above_choose_env_file_and_preset(root):
     (root / "presets" / "big.env").write_text("N_LAYER=7\n")
     (root / "mine").write_text("PRESET=big\nSEED=9\n")
     resolved = read(root, "SEED=1\n", ENV_FILE="mine")
@@ -64,7 +63,7 @@ def test_the_sources_above_choose_env_file_and_preset(root: Path) -> None:
     assert read(root, ENV_FILE="mine", PRESET="tiny").config.n_layer == 4
 
 
-def test_the_defaults_of_a_target_rank_between_presets_and_declarations(root: Path) -> None:
+def test_the_defaults_of_a_target_rank_between_presets_and_declarations(root):
     (root / "presets" / "big.env").write_text("N_LAYER=7\n")
     defaults = {"PRESET": "big", "N_LAYER": "5", "SEED": "6"}
     config = resolve({}, root, defaults).config
@@ -73,7 +72,7 @@ def test_the_defaults_of_a_target_rank_between_presets_and_declarations(root: Pa
     assert (config.preset, config.n_layer, config.seed) == ("tiny", 5, 8)
 
 
-def test_an_empty_value_counts_as_not_set(root: Path) -> None:
+def test_an_empty_value_counts_as_not_set(root):
     (root / "presets" / "tiny.env").write_text("SEED=2\nN_LAYER=\n")
     resolved = read(root, "SEED=\nN_HEAD=\n", **dict.fromkeys(SETTINGS, ""), MAKE_SETTINGS="SEED")
     assert resolved.problems == [] and resolved.explicit == set()
@@ -84,7 +83,7 @@ def test_an_empty_value_counts_as_not_set(root: Path) -> None:
 
 
 @pytest.mark.fault(23)
-def test_data_that_is_empty_on_the_command_line_is_refused(root: Path) -> None:
+def test_data_that_is_empty_on_the_command_line_is_refused(root):
     (problem,) = resolve({**typed(DATA=""), "PRESET": "tiny"}, root).problems
     assert problem.startswith("DATA (command line): Is empty. Name a file, a folder or hf:OWNER")
     assert not resolve({"DATA": "", "PRESET": "tiny"}, root).problems
@@ -101,9 +100,7 @@ def test_data_that_is_empty_on_the_command_line_is_refused(root: Path) -> None:
         ("QQQQQQ", ""),
     ],
 )
-def test_an_unknown_name_is_refused_with_the_nearest(
-    root: Path, name: str, suggestion: str
-) -> None:
+def test_an_unknown_name_is_refused_with_the_nearest(root, name, suggestion):
     hint = f"Did you mean {suggestion}?" if suggestion else "`make settings` lists them."
     for place, resolved in (
         ("command line", read(root, **typed(**{name: "1"}))),
@@ -114,7 +111,7 @@ def test_an_unknown_name_is_refused_with_the_nearest(
 
 @pytest.mark.fault(23)
 @pytest.mark.parametrize("name", ["LEARNIN_RATE", "LR", "LEARNINGRATE"])
-def test_a_near_miss_in_the_environment_is_a_warning(root: Path, name: str) -> None:
+def test_a_near_miss_in_the_environment_is_a_warning(root, name):
     environ = {name: "1", "HOME": "/root", "LS_COLORS": "x", "QQQQQQ": "1"}
     resolved = read(root, **environ)
     warning = f"Warning: {name} (environment) is ignored. Did you mean LEARNING_RATE?"
@@ -124,14 +121,14 @@ def test_a_near_miss_in_the_environment_is_a_warning(root: Path, name: str) -> N
     assert str(error.value).splitlines()[1:3] == [warning, "Invalid setting:"]
 
 
-def test_values_from_the_environment_are_listed_without_secrets(root: Path) -> None:
+def test_values_from_the_environment_are_listed_without_secrets(root):
     resolved = read(
         root, "N_HEAD=2\n", SEED="4", HF_TOKEN=SECRET, PATH="/bin", **typed(N_LAYER="3")
     )
     assert resolved.warnings == ["From the environment: HF_TOKEN=(secret) SEED=4"]
 
 
-def test_variables_of_make_and_of_the_build_are_no_settings(root: Path) -> None:
+def test_variables_of_make_and_of_the_build_are_no_settings(root):
     variables = typed(VENV="/opt/v", TORCH_BACKEND="cpu")
     assert read(root, MAKE_TARGET="setup", **variables).problems == []
     (problem,) = read(root, MAKE_TARGET="train", **variables).problems
@@ -161,9 +158,7 @@ def test_variables_of_make_and_of_the_build_are_no_settings(root: Path) -> None:
         "1A={}",
     ],
 )
-def test_a_line_that_readers_understand_differently_is_refused_and_not_shown(
-    root: Path, line: str
-) -> None:
+def test_a_line_that_readers_understand_differently_is_refused_and_not_shown(root, line):
     (problem,) = read(root, "#\n" + line.format(SECRET) + "\n").problems
     assert problem.startswith(".env: Save it with Unix") or ".env line 2" in problem
     assert SECRET not in problem
@@ -172,18 +167,18 @@ def test_a_line_that_readers_understand_differently_is_refused_and_not_shown(
 @pytest.mark.parametrize(
     "value", ["a$b$(touch x)`id`", "a\"b'c\\", "two words#3", "=a=b", "äö 你好 🎉", "x" * 10_000]
 )
-def test_a_value_in_an_env_file_is_taken_byte_for_byte(root: Path, value: str) -> None:
+def test_a_value_in_an_env_file_is_taken_byte_for_byte(root, value):
     assert read(root, f"PROMPT={value}\n").config.prompt == value
 
 
-def test_every_bad_line_is_reported(root: Path) -> None:
+def test_every_bad_line_is_reported(root):
     env_file = "A B\nSEED='1'\nNO_SUCH=1\nN_HEAD=x\nexport N_HEAD=1\nN_LAYER=1\nN_LAYER=1\n"
     assert len(read(root, env_file).problems) == 6
     windows = read(root, "\ufeff" + env_file.replace("\n", "\r\n")).problems
     assert len(windows) == 7 and "Unix line ends" in windows[0]
 
 
-def test_a_file_that_cannot_be_read_is_named(root: Path) -> None:
+def test_a_file_that_cannot_be_read_is_named(root):
     assert read(root, "A=\udcff\n").problems == [
         ".env: Must be a file with NAME=value lines, in UTF-8."
     ]
@@ -209,7 +204,7 @@ def test_a_file_that_cannot_be_read_is_named(root: Path) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-def test_a_file_of_somebody_else_is_named(root: Path) -> None:
+def test_a_file_of_somebody_else_is_named(root):
     (root / ".env").touch(0o600)
     os.chmod(root, 0o755)
     read_end, write_end = os.pipe()
@@ -224,7 +219,7 @@ def test_a_file_of_somebody_else_is_named(root: Path) -> None:
 # ---- Secrets
 
 
-def test_a_secret_is_in_no_message_and_in_no_public_place(root: Path) -> None:
+def test_a_secret_is_in_no_message_and_in_no_public_place(root):
     resolved = read(root, HF_TOKEN=SECRET, SEED="x")
     assert resolved.config.hf_token == SECRET
     assert "HF_TOKEN" not in resolved.config.stored()
@@ -245,13 +240,13 @@ def test_a_secret_is_in_no_message_and_in_no_public_place(root: Path) -> None:
 
 
 @pytest.mark.parametrize("preset", sorted(path.stem for path in (ROOT / "presets").glob("*.env")))
-def test_each_preset_loads(tmp_path: Path, preset: str) -> None:
+def test_each_preset_loads(tmp_path, preset):
     shutil.copytree(ROOT / "presets", tmp_path / "presets")
     resolved = resolve({"PRESET": preset}, tmp_path, {"MASTER_ADDR": "a"})
     assert resolved.problems == [] and resolved.config.run_name == preset
 
 
-def test_each_line_of_env_example_uncommented_changes_nothing(root: Path) -> None:
+def test_each_line_of_env_example_uncommented_changes_nothing(root):
     text = (ROOT / ".env.example").read_text()
     env_file = re.sub(r"^#(?=[A-Z0-9_]+=)", "", text, flags=re.MULTILINE)
     resolved = read(root, env_file)

@@ -1,12 +1,11 @@
 """A setting is used by a make target or refused: on make's command line, and from other sources."""
 
 import re
-from pathlib import Path
 
 import pytest
 
 from settings.config import SETTINGS
-from settings.resolve import Resolved, resolve
+from settings.resolve import resolve
 from settings.targets import (
     ALL_SETTINGS,
     DRY_RUN,
@@ -27,11 +26,11 @@ __all__ = ["root"]
 NO_SETTINGS = set(re.findall(r"^([a-z0-9-]+):.*\n\t\$\(REFUSE_SETTINGS\)", MAKEFILE, re.MULTILINE))
 
 
-def resolve_typed(root: Path, target: str, **settings: str) -> Resolved:
+def resolve_typed(root, target, **settings):
     return resolve({"MAKE_TARGET": target, "PRESET": "tiny", **typed(**settings)}, root)
 
 
-def test_every_target_uses_settings_or_refuses_them() -> None:
+def test_every_target_uses_settings_or_refuses_them():
     assert set(TARGETS) == EVERY | NO_SETTINGS == DECLARED and not EVERY & NO_SETTINGS
     named = {target for users in VARIABLES.values() for target in users}
     assert named | RESUME | EITHER | TARGET_DEFAULTS.keys() <= set(TARGETS)
@@ -40,7 +39,7 @@ def test_every_target_uses_settings_or_refuses_them() -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_setting_is_used_or_refused_on_the_command_line(root: Path, target: str) -> None:
+def test_a_setting_is_used_or_refused_on_the_command_line(root, target):
     examples = {name: declared.example for name, declared in SETTINGS.items()}
     (root / "mine").touch()
     examples |= {"PRESET": "tiny", "ENV_FILE": "mine", "DRY_RUN": "0"}
@@ -59,7 +58,7 @@ def test_a_setting_is_used_or_refused_on_the_command_line(root: Path, target: st
     assert refused == unused - {"DRY_RUN"}
 
 
-def test_a_setting_is_refused_if_what_it_needs_is_not_set(root: Path) -> None:
+def test_a_setting_is_refused_if_what_it_needs_is_not_set(root):
     assert not resolve_typed(
         root, "plan", SYNC="diloco", NODES="2", SITES="2", SYNC_EVERY="5"
     ).problems
@@ -70,14 +69,14 @@ def test_a_setting_is_refused_if_what_it_needs_is_not_set(root: Path) -> None:
     assert resolve_typed(root, "finetune", LORA_ALPHA="5", LORA_RANK="2").config.lora_alpha == 5
 
 
-def test_a_preview_takes_what_the_previewed_target_takes(root: Path) -> None:
+def test_a_preview_takes_what_the_previewed_target_takes(root):
     assert not resolve_typed(root, "plan", MODEL="gpt2", LORA_RANK="8").problems
     (problem,) = resolve_typed(root, "plan", MODEL="gpt2", N_LAYER="8").problems
     assert problem.startswith("N_LAYER (command line): Not used by make plan.")
     assert not resolve_typed(root, "plan", N_LAYER="8").problems
 
 
-def test_the_environment_is_named_and_env_only_if_it_looks_meant(root: Path) -> None:
+def test_the_environment_is_named_and_env_only_if_it_looks_meant(root):
     (root / ".env").write_text("LORA_RANK=8\nLOG_DIR=logs\nJOB_NAME=mine\nSYNC_EVERY=5\n")
     environ = {"MAKE_TARGET": "train", "EPOCHS": "3", "LOG_DIR": "logs", "SEED": "4"}
     resolved = resolve(environ, root)
@@ -95,14 +94,14 @@ def test_the_environment_is_named_and_env_only_if_it_looks_meant(root: Path) -> 
     assert resolve({"MAKE_TARGET": "plots"}, root).warnings == []
 
 
-def test_a_model_that_is_ignored_does_not_turn_pretraining_into_fine_tuning(root: Path) -> None:
+def test_a_model_that_is_ignored_does_not_turn_pretraining_into_fine_tuning(root):
     (root / ".env").write_text("MODEL=gpt2\n")
     for target in PRETRAIN - PREVIEW - {"pipeline"}:
         defaults = {"MASTER_ADDR": "a", "PRESET": "tiny"}
         assert resolve({"MAKE_TARGET": target}, root, defaults).config.model == "", target
 
 
-def test_a_fine_tuning_is_planned_with_the_preset_that_it_would_have(root: Path) -> None:
+def test_a_fine_tuning_is_planned_with_the_preset_that_it_would_have(root):
     (root / "presets/finetune.env").write_text("SEQ_LEN=64\n")
     environ = {"MAKE_TARGET": "plan", **typed(MODEL="gpt2")}
     config = resolve(environ, root).config
@@ -111,7 +110,7 @@ def test_a_fine_tuning_is_planned_with_the_preset_that_it_would_have(root: Path)
     assert resolve({"MAKE_TARGET": "plan"}, root).config.preset == "tiny"
 
 
-def test_what_other_programs_export_stops_no_target_that_does_not_use_it(root: Path) -> None:
+def test_what_other_programs_export_stops_no_target_that_does_not_use_it(root):
     exported = {"DEVICE": "sda", "STEP": "build", "NAME": "DESKTOP-1"}
     status = resolve({"MAKE_TARGET": "status", **exported}, root)
     assert status.problems == []
@@ -123,7 +122,7 @@ def test_what_other_programs_export_stops_no_target_that_does_not_use_it(root: P
 
 
 @pytest.mark.parametrize("source", ["environment", ".env"])
-def test_a_dry_run_is_never_the_real_one(root: Path, source: str) -> None:
+def test_a_dry_run_is_never_the_real_one(root, source):
     environ = {"DRY_RUN": "1"} if source == "environment" else {}
     (root / ".env").write_text("" if environ else "DRY_RUN=1\n")
     for target in TARGETS:
@@ -132,7 +131,7 @@ def test_a_dry_run_is_never_the_real_one(root: Path, source: str) -> None:
         assert len(refusals) == (target not in DRY_RUN), target
 
 
-def test_of_several_targets_one_must_use_a_setting(root: Path) -> None:
+def test_of_several_targets_one_must_use_a_setting(root):
     environ = {"MAKE_TARGET": "train", "MAKE_GOALS": "train eval", "PRESET": "tiny"}
     typed_ = typed(MAX_STEPS="3", STEP="3", EPOCHS="2")
     (problem,) = resolve(environ | typed_, root).problems

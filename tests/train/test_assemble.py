@@ -105,10 +105,10 @@ def test_nodes_with_other_data_are_refused_by_name():
             open_data.refuse_other_data(["a-b-c-0123"] * 2 + [other] * 2, world(4, 2))
 
 
-def shards(key: str, *seals: str) -> Any:
+def shards(key, *seals):
     """As much of a ShardSet as is asked for what it holds. seals: of shards with a hash of one letter each."""
 
-    def infos(seal: str) -> list[Any]:
+    def infos(seal):
         return [SimpleNamespace(xxh3=xxh3) for xxh3 in seal]
 
     made = [SimpleNamespace(infos=functools.partial(infos, seal)) for seal in seals]
@@ -116,7 +116,7 @@ def shards(key: str, *seals: str) -> Any:
 
 
 def test_nodes_of_a_run_that_streams_may_see_more_or_less_and_not_something_else():
-    def contents(whole: bool, *seals: str, name: str = "a") -> str:
+    def contents(whole, *seals, name="a"):
         return open_data.hash_contents({name: shards("k", *seals)}, whole)
 
     for whole in (False, True):
@@ -128,9 +128,7 @@ def test_nodes_of_a_run_that_streams_may_see_more_or_less_and_not_something_else
 def test_the_fingerprint_of_a_run_is_of_the_order_the_tokenizer_and_where_text_comes_from():
     """And not of how much of it there is: a run may go from streamed shards to finished ones."""
 
-    def fingerprint(
-        order: str = "order", tokenizer: str = "0123456789abcdef", **sources: Any
-    ) -> str:
+    def fingerprint(order="order", tokenizer="0123456789abcdef", **sources):
         loader: Any = SimpleNamespace(mixture=SimpleNamespace(fingerprint=order))
         vocabulary: Any = SimpleNamespace(sha256=tokenizer)
         return open_data.fingerprint_of(loader, vocabulary, sources or {"a": shards("k", "1")})

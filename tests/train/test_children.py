@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -26,7 +25,7 @@ print("ended", code, children.stop_requested, flush=True)
 COUNTS = 'trap "echo stopped" TERM; echo ready; for i in $(seq 300); do sleep 0.1; done'
 
 
-def start(out: Path, script: str, *signals: int) -> "subprocess.Popen[bytes]":
+def start(out, script, *signals):
     command = [sys.executable, "-c", PARENT, script, *map(str, signals)]
     with open(out, "w") as file:
         return subprocess.Popen(command, cwd=ROOT, stdout=file, start_new_session=True)

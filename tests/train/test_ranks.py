@@ -4,7 +4,6 @@ import dataclasses
 import json
 import os
 import subprocess
-from pathlib import Path
 
 import pytest
 import torch
@@ -25,13 +24,13 @@ LAUNCH = [str(ROOT / "scripts" / "launch.sh")]
 
 
 def launch(
-    folder: Path,
-    data: dict[str, str],
-    nproc: int,
-    max_steps: int,
-    by_user: bool = False,
-    **settings: object,
-) -> Path:
+    folder,
+    data,
+    nproc,
+    max_steps,
+    by_user=False,
+    **settings,
+):
     """A run of so many processes; by_user: with all that a user starts, scripts and torchrun."""
     name = f"run{settings.pop('name', nproc)}"
     env = environment(folder, data, NPROC=nproc, MAX_STEPS=max_steps, RUN_NAME=name, **settings)
@@ -132,7 +131,7 @@ if rank := os.environ.get("RANK"):
 """
 
 
-def with_fault(env: dict[str, str], folder: Path, *lines: str) -> dict[str, str]:
+def with_fault(env, folder, *lines):
     """The environment in which each process of a job runs these lines before it trains; `rank` is a string."""
     (folder / "sitecustomize.py").write_text(FAULT.format(fault="\n    ".join(lines)))
     return env | {"PYTHONPATH": f"{folder}:{ROOT}"}
@@ -254,7 +253,7 @@ def save_where_one_has_no_room(rank, folder, c):
     group = distributed.group_of([0, 1], 120)
     room = checkpoint.check_space
 
-    def find_no_room(*_: object) -> None:
+    def find_no_room(*_):
         if rank:
             raise CheckpointError("no room here")
 

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-from typing import Any
 
 import pytest
 
@@ -202,12 +201,12 @@ def gpus(tmp_path, count):
     executable(tmp_path / "bin" / "nvidia-smi", f"#!/usr/bin/env bash\nprintf '{lines}\\n'\n")
 
 
-def start(env: dict[str, str], *words: str, **popen: Any) -> "subprocess.Popen[str]":
+def start(env, *words, **popen):
     command = [sys.executable, "-m", "scripts.train", *words]
     return subprocess.Popen(command, cwd=ROOT, env=env, text=True, **popen)
 
 
-def train(env: dict[str, str], *words: str, **settings: str) -> tuple[int, str]:
+def train(env, *words, **settings):
     process = start(env | settings, *words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     out, _ = process.communicate(timeout=120)
     return process.returncode, out

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +12,7 @@ from train.checkpoint import checkpoint, find
 from train.checkpoint.manifest import FILE, CheckpointError, OtherFormat, seal_manifest
 
 
-def make(root: Path, *steps: int, **small) -> Path:
+def make(root, *steps, **small):
     """Commit checkpoints that hold no tensors, and return the folder of the last."""
     for step in steps:
         folder = root / f"step_{step:07d}.tmp-1a2b"
@@ -26,12 +25,12 @@ def make(root: Path, *steps: int, **small) -> Path:
     return find.folder_of(root, steps[-1])
 
 
-def damage(root: Path, *steps: int) -> None:
+def damage(root, *steps):
     for step in steps:
         os.truncate(find.folder_of(root, step) / "__0_0.distcp", 10)
 
 
-def edit(folder: Path, **values) -> None:
+def edit(folder, **values):
     """Change a manifest as with an editor."""
     manifest = json.loads((folder / FILE).read_text())
     (folder / FILE).write_text(json.dumps(manifest | values))

@@ -4,7 +4,6 @@ import collections
 import hashlib
 import itertools
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -26,18 +25,18 @@ Sample = tuple[int, int, int, int]  # source, epoch, shard, window
 # ---- The order, once more
 
 
-def mix(x: int) -> int:
+def mix(x):
     x = (x + 0x9E3779B97F4A7C15) & M64
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & M64
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & M64
     return x ^ (x >> 31)
 
 
-def hash_of(*parts: object) -> int:
+def hash_of(*parts):
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "little")
 
 
-def permuted(i: int, n: int, key: int) -> int:
+def permuted(i, n, key):
     """A Feistel network of six rounds on just enough bits; the left half has one more where they are odd."""
     bits = max(2, (n - 1).bit_length())
     right_bits = bits // 2
@@ -52,7 +51,7 @@ def permuted(i: int, n: int, key: int) -> int:
             return i
 
 
-def groups_of(shards: int, group_shards: int) -> list[range]:
+def groups_of(shards, group_shards):
     """Shards in groups of 1, 1, 2, 4, ..., at most group_shards; the last may be smaller."""
     sizes = itertools.chain([1], (min(2**i, group_shards) for i in itertools.count()))
     ends = itertools.accumulate(sizes)
@@ -68,10 +67,10 @@ class Reference:
 
     def __init__(
         self,
-        sources: dict[str, Sequence[int]],
-        weights: dict[str, int],
-        seed: int,
-        group_shards: int,
+        sources,
+        weights,
+        seed,
+        group_shards,
     ):
         divisor = math.gcd(*weights.values())
         self.names = list(sources)
@@ -81,7 +80,7 @@ class Reference:
         self.weights = [weights[name] // divisor for name in self.names]
         self.slots = [s for s, weight in enumerate(self.weights) for _ in range(weight)]
 
-    def __getitem__(self, i: int) -> Sample:
+    def __getitem__(self, i):
         block, slot = divmod(i, len(self.slots))
         key = mix(hash_of(self.seed, "block") ^ mix(block))
         order = [self.slots[permuted(j, len(self.slots), key)] for j in range(slot + 1)]
@@ -89,7 +88,7 @@ class Reference:
         before = block * self.weights[source] + order.count(source) - 1
         return (source, *self.place(source, before))
 
-    def place(self, source: int, count: int) -> tuple[int, int, int]:
+    def place(self, source, count):
         shards = self.sources[self.names[source]]
         epoch, position = divmod(count, sum(shards))
         groups = groups_of(len(shards), self.group_shards)
@@ -106,11 +105,11 @@ WINDOWS = {"web": [400, 350, 411, 7], "papers": [300, 0, 201], "exams": [5, 6]}
 WEIGHTS = {"web": 65, "papers": 34, "exams": 1}
 
 
-def mixture(seed: int = 7, group_shards: int = 2) -> Mixture:
+def mixture(seed=7, group_shards=2):
     return Mixture(WINDOWS, WEIGHTS, seed, group_shards)
 
 
-def located(m: Mixture, samples: Sequence[int]) -> list[Sample]:
+def located(m, samples):
     at = m.locate(np.asarray(samples, dtype=np.int64))
     columns = (at.source, at.epoch, at.shard, at.window)
     return list(zip(*(column.tolist() for column in columns), strict=True))
@@ -119,14 +118,14 @@ def located(m: Mixture, samples: Sequence[int]) -> list[Sample]:
 # ---- The order
 
 
-def test_the_order_equals_the_one_worked_out_sample_by_sample() -> None:
+def test_the_order_equals_the_one_worked_out_sample_by_sample():
     for seed, group_shards in ((7, 2), (1337, 1), (0, 8)):
         reference = Reference(WINDOWS, WEIGHTS, seed, group_shards)
         samples = [*range(300), *range(10**6, 10**6 + 50), 10**12 + 3]
         assert located(mixture(seed, group_shards), samples) == [reference[i] for i in samples]
 
 
-def test_the_order_is_frozen() -> None:
+def test_the_order_is_frozen():
     """Written down when groups became 1, 1, 2, 4: no version of numpy, Python or of this may change it."""
     large = Mixture({"large": [10**8] * 50, "small": [10**7]}, {"large": 3, "small": 1}, 7, 8)
     digests = []
@@ -138,12 +137,12 @@ def test_the_order_is_frozen() -> None:
 
 
 @pytest.mark.parametrize("split", [{"ranks": 5}, {"replicas": 5}, {"replicas": 16, "ranks": 6}])
-def test_ranks_that_do_not_divide_the_batch_are_refused(split: dict[str, int]) -> None:
+def test_ranks_that_do_not_divide_the_batch_are_refused(split):
     with pytest.raises(ValueError, match="48 windows a step do not divide over"):
         sample_range(0, 48, **split)
 
 
-def test_gaps_pass_over_windows_from_their_step_on() -> None:
+def test_gaps_pass_over_windows_from_their_step_on():
     gaps = (Gap(step=2, windows=48), Gap(step=2, windows=1), Gap(step=4, windows=10))
     starts = [sample_range(step, 48, gaps=gaps).start for step in range(6)]
     assert starts == [0, 48, 96 + 49, 144 + 49, 192 + 59, 240 + 59]
@@ -158,14 +157,14 @@ def test_gaps_pass_over_windows_from_their_step_on() -> None:
         assert {len(part) for part in parts} == {48 // replicas // ranks}
 
 
-def test_a_run_that_goes_back_passes_over_all_from_there_on() -> None:
+def test_a_run_that_goes_back_passes_over_all_from_there_on():
     gaps = with_gap(with_gap((), 5, 30), 9, 4)
     assert gaps == (Gap(5, 30), Gap(9, 4))
     # The gap at step 9 is within what it passes over.
     assert with_gap(gaps, 12, 10, since=7) == (Gap(5, 30), Gap(7, 14))
 
 
-def test_counts_are_those_of_the_samples_one_by_one() -> None:
+def test_counts_are_those_of_the_samples_one_by_one():
     m, reference = mixture(), Reference(WINDOWS, WEIGHTS, 7, 2)
     seen = collections.Counter[int]()
     for i in range(303):
@@ -178,12 +177,12 @@ def test_counts_are_those_of_the_samples_one_by_one() -> None:
 
 
 @pytest.mark.parametrize("shards", [[], [0], [0, 0]])
-def test_a_source_without_a_window_is_refused_by_name(shards: list[int]) -> None:
+def test_a_source_without_a_window_is_refused_by_name(shards):
     with pytest.raises(ValueError, match="source papers has no window"):
         Mixture({"web": [3], "papers": shards}, {"web": 1, "papers": 1}, 7, 2)
 
 
-def test_the_fingerprint_tells_apart_all_that_changes_the_order_and_shards_do_not() -> None:
+def test_the_fingerprint_tells_apart_all_that_changes_the_order_and_shards_do_not():
     """They may be still to come."""
     renamed = {f"{name}s": n for name, n in WINDOWS.items()}
     others = [
@@ -205,7 +204,7 @@ def test_the_fingerprint_tells_apart_all_that_changes_the_order_and_shards_do_no
 # ---- Groups, and sources that are still being made
 
 
-def test_groups_have_one_one_two_four_and_then_as_many_shards_as_asked_for() -> None:
+def test_groups_have_one_one_two_four_and_then_as_many_shards_as_asked_for():
     assert group_ends(41, 8, ended=True) == [1, 2, 4, 8, 16, 24, 32, 40, 41]
     assert group_ends(9, 3, ended=True) == [1, 2, 4, 7, 9]
     for group_shards, shards in itertools.product((1, 2, 3, 5, 8), range(60)):
@@ -218,11 +217,11 @@ def test_groups_have_one_one_two_four_and_then_as_many_shards_as_asked_for() -> 
 
 @pytest.mark.parametrize("group_shards", [1, 2, 4, 8])
 def test_the_order_of_a_source_that_grows_is_at_every_moment_that_of_the_finished_one(
-    group_shards: int,
-) -> None:
+    group_shards,
+):
     sizes = [7, 0, 5, 9, 3, 0, 8, 6, 4, 11, 2, 5]
 
-    def build(made: int, *growing: str) -> Mixture:
+    def build(made, *growing):
         return Mixture({"a": sizes[:made], "b": [40]}, {"a": 2, "b": 1}, 7, group_shards, growing)
 
     finished = build(len(sizes))
@@ -244,7 +243,7 @@ def test_the_order_of_a_source_that_grows_is_at_every_moment_that_of_the_finishe
 SHARDS = [3, 2, 4, 1, 5, 2]  # in groups of 3, 2, 5 and 7 windows
 
 
-def test_a_turn_is_a_group_in_an_epoch() -> None:
+def test_a_turn_is_a_group_in_an_epoch():
     order = SourceOrder("s", SHARDS, 2, 0)
     turns = [turn for turn, size in enumerate([3, 2, 5, 7, 3]) for _ in range(size)]
     assert [order.turn_of(count) for count in range(20)] == turns
@@ -275,7 +274,7 @@ def test_a_turn_is_a_group_in_an_epoch() -> None:
     ],
 )
 def test_needed_are_the_groups_of_the_samples_and_the_next_and_others_before_have_passed(
-    windows: list[int], ended: bool, begin: int, end: int, needed: list[int], passed: list[int]
-) -> None:
+    windows, ended, begin, end, needed, passed
+):
     order = SourceOrder("s", windows, 2, 0, ended)
     assert (order.needed(begin, end), order.passed(begin, end)) == (needed, passed)

@@ -2,7 +2,6 @@
 
 import itertools
 import random
-from collections.abc import Iterator
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,7 +15,7 @@ from train.data.word_hashes import hash_documents
 PLANTED = (1, 3, 5, 8, 11, 15, 20, 30)  # words of 300 that are replaced in a copy
 
 
-def edit(rng: random.Random, words: list[str], count: int) -> list[str]:
+def edit(rng, words, count):
     edited = list(words)
     for place in rng.sample(range(len(words)), count):
         edited[place] = f"edit{rng.randrange(10**9)}"
@@ -24,7 +23,7 @@ def edit(rng: random.Random, words: list[str], count: int) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def texts() -> list[str]:
+def texts():
     """60 documents with 8 edited copies each, in a random order, and some odd ones."""
     rng = random.Random(11)
     found = []
@@ -36,13 +35,13 @@ def texts() -> list[str]:
     return found
 
 
-def runs(text: str) -> set[tuple[str, ...]]:
+def runs(text):
     words = ["".join(ch for ch in word if ch.isalnum()) for word in text.lower().split()]  # by hand
     padded = [*(word for word in words if word), "", "", "", ""]
     return {tuple(padded[i : i + 5]) for i in range(len(padded) - 4)}
 
 
-def test_pairs_are_found_as_often_as_theory_says(texts: list[str]) -> None:
+def test_pairs_are_found_as_often_as_theory_says(texts):
     """In each band of similarity, within four standard deviations; and no others."""
     keys = compute_keys(hash_documents(texts))
     pairs = [
@@ -61,7 +60,7 @@ def test_pairs_are_found_as_often_as_theory_says(texts: list[str]) -> None:
         assert abs(is_found[inside].sum() - expected[inside].sum()) < 4 * deviation
 
 
-def test_keys_are_always_the_same_and_of_one_document_alone(texts: list[str]) -> None:
+def test_keys_are_always_the_same_and_of_one_document_alone(texts):
     together = compute_keys(hash_documents(texts)).tolist()
     assert together == [compute_keys(hash_documents([text]))[0].tolist() for text in texts]
     assert compute_keys(hash_documents(texts, continued="the rest of one")).tolist() == together
@@ -73,9 +72,7 @@ def test_keys_are_always_the_same_and_of_one_document_alone(texts: list[str]) ->
 
 
 @pytest.mark.parametrize("batch", [1, 7, 100, 10**6])
-def test_a_document_is_near_if_any_earlier_one_has_a_key_of_it(
-    texts: list[str], batch: int
-) -> None:
+def test_a_document_is_near_if_any_earlier_one_has_a_key_of_it(texts, batch):
     keys = compute_keys(hash_documents(texts))
     seen = SeenKeys()
     earlier: set[int] = set()
@@ -96,7 +93,7 @@ def test_a_document_is_near_if_any_earlier_one_has_a_key_of_it(
 # ---- Leaving them out
 
 
-def rows_of(texts: list[str]) -> list[Document | Dropped]:
+def rows_of(texts):
     rows: list[Document | Dropped] = []
     for k, text in enumerate(texts):
         rows.append(Document(f"d{k}", text, Cursor(k // 10, 2 * (k % 10))))
@@ -105,10 +102,8 @@ def rows_of(texts: list[str]) -> list[Document | Dropped]:
     return rows
 
 
-def left_out(
-    rows: list[Document | Dropped], monkeypatch: pytest.MonkeyPatch, at: Cursor, held_out: str = ""
-) -> list[Document | Dropped]:
-    def documents(pinned: object, files: object) -> Iterator[Document | Dropped]:
+def left_out(rows, monkeypatch, at, held_out=""):
+    def documents(pinned, files):
         yield from rows
 
     monkeypatch.setattr(near_duplicates, "documents", documents)
@@ -117,9 +112,7 @@ def left_out(
 
 
 @pytest.mark.parametrize("characters", [1, 5000, 10**9])
-def test_near_duplicates_become_dropped_rows_from_any_place_on(
-    texts: list[str], monkeypatch: pytest.MonkeyPatch, characters: int
-) -> None:
+def test_near_duplicates_become_dropped_rows_from_any_place_on(texts, monkeypatch, characters):
     """Whatever is read at once, and wherever preparing goes on after it was killed."""
     monkeypatch.setattr(near_duplicates, "BATCH_CHARACTERS", characters)
     rows = rows_of(texts)
@@ -139,7 +132,7 @@ def test_near_duplicates_become_dropped_rows_from_any_place_on(
     ]
 
 
-def test_of_a_long_document_the_beginning_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_long_document_the_beginning_decides(monkeypatch):
     monkeypatch.setattr(near_duplicates, "LONGEST_CHARACTERS", 1000)
     beginning = " ".join(f"w{k}" for k in range(400))
     texts = [" ".join([beginning, *(f"{rest}{k}" for k in range(999))]) for rest in "xy"]

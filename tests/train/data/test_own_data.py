@@ -19,7 +19,6 @@ from tests.faults.hub import Repository, hub
 from tests.running import ROOT
 from train.data import prepare
 from train.data.data_paths import source_of
-from train.data.shards import ShardSet
 
 
 @pytest.mark.parametrize(
@@ -36,7 +35,7 @@ from train.data.shards import ShardSet
         (f"{'long ' * 20}.txt", "long-long-long-long-long-long-long-long"),
     ],
 )
-def test_a_run_is_named_after_its_data(data: str, name: str) -> None:
+def test_a_run_is_named_after_its_data(data, name):
     config = Config.of_preset(PRESET="tiny", DATA=data)
     assert (config.run_name, config.mixture) == (f"tiny-{name}", {name: 1})
     assert Config.of_preset(PRESET="tiny", DATA=data, RUN_NAME="mine").run_name == "mine"
@@ -45,7 +44,7 @@ def test_a_run_is_named_after_its_data(data: str, name: str) -> None:
     assert Config.of_preset(DATA="papers/").data == "papers"  # as a shell completes it
 
 
-def test_data_is_of_fine_tuning_with_a_model_and_never_beside_a_mixture() -> None:
+def test_data_is_of_fine_tuning_with_a_model_and_never_beside_a_mixture():
     for settings in ({"MODEL": "m"}, {"PRESET": "finetune"}):
         config = Config.of_preset(**{"PRESET": "tiny", "DATA": "chats.jsonl"} | settings)
         assert not config.pretrains_on_data
@@ -55,10 +54,10 @@ def test_data_is_of_fine_tuning_with_a_model_and_never_beside_a_mixture() -> Non
 
 
 @pytest.fixture
-def make(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def make(tmp_path, caplog):
     """Prepares the shards of a run on this data: its exit code, what it says, and its settings."""
 
-    def make(data: Path, **more: str) -> tuple[int, str, Config]:
+    def make(data, **more):
         caplog.clear()
         settings = {"DATA": str(data), "DATA_DIR": str(tmp_path / "data"), "VOCAB_SIZE": "300"}
         config = Config.of_preset(**settings | more)
@@ -69,12 +68,12 @@ def make(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     return make
 
 
-def shards_of(config: Config) -> ShardSet:
+def shards_of(config):
     (shards,) = prepare.open_sources(config, prepare.vocabulary(config)).values()
     return shards
 
 
-def test_a_folder_of_text_becomes_shards_with_some_held_out(tmp_path: Path, make) -> None:
+def test_a_folder_of_text_becomes_shards_with_some_held_out(tmp_path, make):
     texts = tmp_path / "Notes"
     texts.mkdir()
     for number in range(60):
@@ -91,7 +90,7 @@ def test_a_folder_of_text_becomes_shards_with_some_held_out(tmp_path: Path, make
 
 
 @pytest.mark.fault(12)
-def test_a_data_set_of_the_hub_is_fetched_by_its_name(tmp_path: Path) -> None:
+def test_a_data_set_of_the_hub_is_fetched_by_its_name(tmp_path):
     rows = [{"id": str(n), "story": f"Once there were {n} trees.\n" * 20} for n in range(900)]
     content = gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode(), mtime=0)
     (tmp_path / "empty.env").touch()
@@ -118,7 +117,7 @@ def test_a_data_set_of_the_hub_is_fetched_by_its_name(tmp_path: Path) -> None:
     assert " tokens to train on, " in done.stdout
 
 
-def test_text_that_is_repeated_too_often_is_refused_with_its_size(tmp_path: Path, make) -> None:
+def test_text_that_is_repeated_too_often_is_refused_with_its_size(tmp_path, make):
     path = tmp_path / "short.txt"
     path.write_text("".join(f"line {n}\n" for n in range(4000)))
     code, said, _ = make(path, TRAIN_TOKENS="5M")
@@ -130,8 +129,8 @@ def test_text_that_is_repeated_too_often_is_refused_with_its_size(tmp_path: Path
 
 
 def test_the_plan_refuses_what_is_repeated_too_often_and_counts_what_is_read(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     texts = tmp_path / "texts"
     (texts / ".git").mkdir(parents=True)
     (texts / ".git" / "pack").write_bytes(b"x" * 10**7)
@@ -149,7 +148,7 @@ def test_the_plan_refuses_what_is_repeated_too_often_and_counts_what_is_read(
     assert data_wanted.findings(less, data_wanted.epochs(less))[0].level == WARN
 
 
-def test_of_little_text_one_document_is_held_out_if_there_are_two(tmp_path: Path, make) -> None:
+def test_of_little_text_one_document_is_held_out_if_there_are_two(tmp_path, make):
     path = tmp_path / "few.jsonl"
     texts = [f"{n}: {Path(__file__).read_text()}" for n in range(3)]  # the hash holds out none
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts * 2))

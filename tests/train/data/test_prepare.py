@@ -16,7 +16,6 @@ import pytest
 from settings.config import Config
 from train.data import data_paths, prepare, shard_writer
 from train.data.manifest import SPLITS, DataError
-from train.data.shards import ShardSet
 from train.data.sources import pin
 from train.data.sources.source import is_validation
 
@@ -28,7 +27,7 @@ class Paper(NamedTuple):
     text: str
 
 
-def documents(count: int = 60, seed: int = 11) -> list[Paper]:
+def documents(count=60, seed=11):
     """Texts of different lengths in a small language, the same at every call."""
     rng = random.Random(seed)
     words = ["".join(rng.choices("abcdefghij", k=rng.randint(2, 6))) for _ in range(200)]
@@ -36,13 +35,13 @@ def documents(count: int = 60, seed: int = 11) -> list[Paper]:
     return [Paper(f"paper {i}", "" if i in EMPTY else text) for i, text in enumerate(texts)]
 
 
-def lines(papers: list[Paper]) -> str:
+def lines(papers):
     return "".join(
         json.dumps({"id": paper.name, "text": paper.text or None}) + "\n" for paper in papers
     )
 
 
-def declare(c: Config, name: str, **keys: Any) -> None:
+def declare(c, name, **keys):
     """Write sources/NAME.toml."""
     sources_of(c).mkdir(exist_ok=True)
     text = "".join(
@@ -52,7 +51,7 @@ def declare(c: Config, name: str, **keys: Any) -> None:
     (sources_of(c) / f"{name}.toml").write_text(text)
 
 
-def declare_papers(c: Config, name: str, seed: int = 11, **keys: Any) -> None:
+def declare_papers(c, name, seed=11, **keys):
     """A source of documents() in two local files."""
     folder = Path(c.data_dir).parent / name
     folder.mkdir()
@@ -61,13 +60,13 @@ def declare_papers(c: Config, name: str, seed: int = 11, **keys: Any) -> None:
     declare(c, name, files=[str(folder / "*.jsonl")], **keys)
 
 
-def sources_of(c: Config) -> Path:
+def sources_of(c):
     """The folder that declares sources in these tests: what is in DATA_DIR may be deleted."""
     return Path(c.data_dir).parent / "sources"
 
 
 @pytest.fixture
-def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+def config(tmp_path, monkeypatch):
     """A mixture of one local source; shards are of about 1,000 tokens of its 6,400."""
     monkeypatch.setattr(data_paths, "SHARD_TOKENS", 1000)
     monkeypatch.setattr(data_paths, "source_folders", lambda c: [tmp_path / "sources"])
@@ -89,7 +88,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
 REVISION = "0123456789" * 4
 
 
-def declare_hub(c: Config, name: str, seed: int = 12) -> None:
+def declare_hub(c, name, seed=12):
     """A source on the hub, with its pin and its one file here, as if they had been fetched: no network is asked."""
     declare(c, name, repository=f"someone/{name}")
     content = lines(documents(seed=seed)).encode()
@@ -103,7 +102,7 @@ def declare_hub(c: Config, name: str, seed: int = 12) -> None:
 
 
 @pytest.fixture
-def web(config: Config) -> Config:
+def web(config):
     """Of papers and of a source on the hub, with a tokenizer that is there."""
     prepare.prepare(config)
     path = next(Path(config.data_dir).rglob("tokenizer.json")).rename(
@@ -117,18 +116,18 @@ def web(config: Config) -> Config:
     return c
 
 
-def opened(c: Config, name: str = "papers") -> ShardSet:
+def opened(c, name="papers"):
     return prepare.open_sources(c, prepare.vocabulary(c))[name]
 
 
-def content(c: Config) -> dict[str, bytes]:
+def content(c):
     """Every file below DATA_DIR but the locks."""
     folder = Path(c.data_dir)
     files = [p for p in folder.rglob("*") if p.is_file() and p.name != ".lock"]
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in files}
 
 
-def stored_texts(c: Config, split: str, name: str = "papers") -> list[str]:
+def stored_texts(c, split, name="papers"):
     """The documents of all shards, decoded."""
     v, shards = prepare.vocabulary(c), opened(c, name)
     texts = []
@@ -140,7 +139,7 @@ def stored_texts(c: Config, split: str, name: str = "papers") -> list[str]:
     return texts
 
 
-def settings(monkeypatch: pytest.MonkeyPatch, c: Config) -> None:
+def settings(monkeypatch, c):
     """The same in the environment."""
     names = "DATA_MIX DATA_DIR VOCAB_SIZE TOKENIZER TRAIN_TOKENS WARMUP_TOKENS SEQ_LEN BATCH_TOKENS"
     for name in (*names.split(), "MICRO_BATCH_SIZE"):
@@ -148,9 +147,7 @@ def settings(monkeypatch: pytest.MonkeyPatch, c: Config) -> None:
 
 
 @pytest.mark.fault(28)
-def test_a_mixture_is_prepared_by_source_with_one_tokenizer(
-    config: Config, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_mixture_is_prepared_by_source_with_one_tokenizer(config, caplog):
     caplog.set_level(logging.INFO)
     declare_papers(config, "notes", seed=13, validation_fraction=0.3)
     c = dataclasses.replace(config, data_mix="papers:3,notes:1")
@@ -178,7 +175,7 @@ def test_a_mixture_is_prepared_by_source_with_one_tokenizer(
     assert caplog.text.count("rows dropped: 2 null") == 2
 
 
-def test_sources_on_the_hub_are_made_up_to_the_horizon_and_local_ones_whole(web: Config) -> None:
+def test_sources_on_the_hub_are_made_up_to_the_horizon_and_local_ones_whole(web):
     longest = 200
     for total in (2400, 4000):
         c = dataclasses.replace(web, train_tokens=total)
@@ -193,9 +190,7 @@ def test_sources_on_the_hub_are_made_up_to_the_horizon_and_local_ones_whole(web:
         opened(more, "web")
 
 
-def test_a_local_source_that_an_earlier_version_made_a_part_of_stays_as_it_is(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_local_source_that_an_earlier_version_made_a_part_of_stays_as_it_is(config, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(prepare, "token_limit", lambda c, s: 2000)
         prepare.prepare(config)
@@ -206,7 +201,7 @@ def test_a_local_source_that_an_earlier_version_made_a_part_of_stays_as_it_is(
     assert content(config) == before
 
 
-def test_what_is_there_is_left_alone(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_there_is_left_alone(config, monkeypatch):
     prepare.prepare(config)
     before = content(config)
     for module, name in (
@@ -223,9 +218,7 @@ def test_what_is_there_is_left_alone(config: Config, monkeypatch: pytest.MonkeyP
     assert content(config) == before
 
 
-def test_the_tokenizer_sees_training_text_only_by_weight(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_tokenizer_sees_training_text_only_by_weight(config, monkeypatch):
     path = Path(config.data_dir).parent / "x.jsonl"
     path.write_text(lines([Paper(f"f{i}", "x" * 100) for i in range(1000) if i not in EMPTY]))
     declare(config, "long", files=[str(path)])
@@ -243,9 +236,7 @@ def test_the_tokenizer_sees_training_text_only_by_weight(
     assert texts[len(papers) :] == ["x" * 100] * 60
 
 
-def test_bits_per_byte_of_compressors_are_those_of_their_commands(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bits_per_byte_of_compressors_are_those_of_their_commands(config, monkeypatch):
     path = Path(config.data_dir).parent / "many.jsonl"
     path.write_text(lines(documents(2000)))
     declare(config, "many", files=[str(path)], compressors=True)
@@ -265,7 +256,7 @@ def test_bits_per_byte_of_compressors_are_those_of_their_commands(
 # ---- What is made, and what streams
 
 
-def streams(c: Config) -> list[bool]:
+def streams(c):
     """With DATA_STREAM=auto, 0 and 1."""
     v = prepare.vocabulary(c)
     return [
@@ -273,13 +264,13 @@ def streams(c: Config) -> list[bool]:
     ]
 
 
-def finished(c: Config) -> list[str]:
+def finished(c):
     return [name for name in c.mixture if prepare.is_finished(c, name, prepare.vocabulary(c))]
 
 
 def test_what_is_on_the_hub_streams_until_its_limit_is_reached_and_every_file_is_there(
-    web: Config,
-) -> None:
+    web,
+):
     pin.pin(prepare.source_of(web, "papers"), Path(web.data_dir) / "papers")
     local = dataclasses.replace(web, data_mix="papers:1")
     assert (streams(web), streams(local)) == ([True, False, True], [False, False, True])
@@ -301,9 +292,7 @@ def test_what_is_on_the_hub_streams_until_its_limit_is_reached_and_every_file_is
     assert finished(web) == ["web", "papers"]
 
 
-def test_other_nodes_than_the_first_make_nothing_and_ask_no_hub(
-    web: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_nodes_than_the_first_make_nothing_and_ask_no_hub(web, monkeypatch):
     shutil.rmtree(web.data_dir)
     other = dataclasses.replace(web, nodes=2, node_rank=1, master_addr="a")
     for name in ("pin", "vocabulary", "make_source", "source_of"):
@@ -315,12 +304,12 @@ def test_other_nodes_than_the_first_make_nothing_and_ask_no_hub(
 
 @pytest.mark.parametrize(("argv", "made"), [([], set()), (["data"], {"web", "papers"})])
 def test_make_train_leaves_to_the_stream_what_make_data_makes(
-    web: Config,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    argv: list[str],
-    made: set[str],
-) -> None:
+    web,
+    monkeypatch,
+    caplog,
+    argv,
+    made,
+):
     settings(monkeypatch, web)
     caplog.set_level(logging.INFO)
     assert prepare.main(argv) == 0
@@ -328,7 +317,7 @@ def test_make_train_leaves_to_the_stream_what_make_data_makes(
     assert ("web, papers will be streamed while the run trains" in caplog.text) is not made
 
 
-def test_a_run_that_streams_has_not_begun_until_each_source_has_both_splits(web: Config) -> None:
+def test_a_run_that_streams_has_not_begun_until_each_source_has_both_splits(web):
     prepare.prepare(web)  # the pins
     v = prepare.vocabulary(web)
     assert prepare.not_begun(web, v, {}) == "web"
@@ -349,15 +338,15 @@ def test_a_run_that_streams_has_not_begun_until_each_source_has_both_splits(web:
     ("windows", "outcome"), [(2501, ""), (2499, "warned"), (626, "warned"), (624, "refused")]
 )
 def test_text_that_is_repeated_often_is_warned_of_and_then_refused(
-    caplog: pytest.LogCaptureFixture, config: Config, windows: int, outcome: str
-) -> None:
+    caplog, config, windows, outcome
+):
     """Beyond 4 times, and beyond 16 if its max_epochs does not allow it; of a run that has begun it is late for that."""
     declare(config, "notes", files=["x.jsonl"])
     declare(config, "tests", files=["x.jsonl"], max_epochs="unlimited")
     mix = {"data_mix": "papers:1,notes:1,tests:1", "train_tokens": 3_000_000}
     c = dataclasses.replace(config, seq_len=100, batch_tokens=1000, **mix)
 
-    def refusal(begun: bool = False, ended: bool = True) -> list[str]:
+    def refusal(begun=False, ended=True):
         shards = cast(Any, SimpleNamespace(ended=ended, windows=lambda *_: [windows]))
         try:
             prepare.refuse_repetition(c, dict.fromkeys(c.mixture, shards), begun)

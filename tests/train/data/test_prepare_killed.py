@@ -7,13 +7,11 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from settings.config import Config
 from tests.killing import killed_at
 from tests.train.data.test_prepare import config, content, declare_papers, opened
 from train.data import data_paths, prepare
@@ -22,15 +20,15 @@ from train.data.manifest import DataError
 __all__ = ["config"]  # a fixture
 
 
-def whole(c: Config) -> dict[str, bytes]:
+def whole(c):
     """The content without half a pin or tokenizer, which are a few bytes and in nobody's way."""
     return {name: data for name, data in content(c).items() if ".tmp-" not in name}
 
 
 @pytest.mark.slow
 def test_a_prepare_that_is_killed_at_any_write_ends_with_the_same_bytes(
-    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    config, tmp_path, monkeypatch
+):
     """Pins, tokenizer, shards of two sources, manifests, and what the compressors need."""
     declare_papers(config, "notes", seed=13, compressors=True)
     c = dataclasses.replace(config, data_mix="papers:3,notes:1")
@@ -47,15 +45,13 @@ def test_a_prepare_that_is_killed_at_any_write_ends_with_the_same_bytes(
 
 
 @pytest.mark.fault(7)
-def test_a_full_disk_is_said_at_any_write_and_room_lets_it_go_on(
-    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_said_at_any_write_and_room_lets_it_go_on(config, tmp_path, monkeypatch):
     prepare.prepare(config)
     for room in itertools.count():
         other = dataclasses.replace(config, data_dir=str(tmp_path / f"full {room}"))
         calls = itertools.count()
 
-        def full(_: int, calls: Iterator[int] = calls, room: int = room) -> None:
+        def full(_, calls=calls, room=room):
             if next(calls) >= room:
                 raise OSError(28, "No space left on device")
 
@@ -78,9 +74,7 @@ def test_a_full_disk_is_said_at_any_write_and_room_lets_it_go_on(
 
 
 @pytest.mark.parametrize(("held", "files"), [("", 0), ("papers", 3)])
-def test_whoever_prepares_waits_for_another_that_does(
-    config: Config, caplog: pytest.LogCaptureFixture, held: str, files: int
-) -> None:
+def test_whoever_prepares_waits_for_another_that_does(config, caplog, held, files):
     """For pins and tokenizer in DATA_DIR, for shards in the source's folder; it goes on when that lets go."""
     caplog.set_level(logging.INFO)
     folder = Path(config.data_dir, held)

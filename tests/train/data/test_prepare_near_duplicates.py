@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from settings.config import Config
 from tests.killing import killed_at
 from tests.train.data.test_prepare import (
     config,
@@ -28,7 +27,7 @@ __all__ = ["config", "web"]  # fixtures
 
 
 @pytest.fixture
-def repetitive(config: Config) -> tuple[Config, list[str]]:
+def repetitive(config):
     """Papers of which every third is an edited copy of an earlier one; settings that drop these, and the texts."""
     rng = random.Random(4)
     texts: list[str] = []
@@ -46,8 +45,8 @@ def repetitive(config: Config) -> tuple[Config, list[str]]:
 
 
 def test_what_is_near_an_earlier_document_is_left_out_and_counted(
-    repetitive: tuple[Config, list[str]],
-) -> None:
+    repetitive,
+):
     """In another folder, with another identity of a run's data; other shards and the tokenizer stay as they were."""
     drop, texts = repetitive
     keep = dataclasses.replace(drop, near_duplicates="keep")
@@ -79,9 +78,7 @@ def test_what_is_near_an_earlier_document_is_left_out_and_counted(
     assert sum(sealed) == is_near.sum()
 
 
-def test_a_killed_preparation_leaves_out_the_same(
-    repetitive: tuple[Config, list[str]], tmp_path: Path
-) -> None:
+def test_a_killed_preparation_leaves_out_the_same(repetitive, tmp_path):
     c, _ = repetitive
     prepare.prepare(c)
     undisturbed = content(c)
@@ -95,7 +92,7 @@ def test_a_killed_preparation_leaves_out_the_same(
     assert content(c) == undisturbed
 
 
-def test_streaming_is_refused(web: Config) -> None:
+def test_streaming_is_refused(web):
     c = dataclasses.replace(web, near_duplicates="drop")
     for how in ("auto", "1"):
         with pytest.raises(DataError, match=r"NEAR_DUPLICATES=drop: .*make data NEAR_DUPL"):
@@ -104,7 +101,7 @@ def test_streaming_is_refused(web: Config) -> None:
     assert not prepare.streams(c, prepare.vocabulary(c))
 
 
-def test_compressors_are_asked_for_what_is_held_out(config: Config) -> None:
+def test_compressors_are_asked_for_what_is_held_out(config):
     declare_papers(config, "twice", seed=3, compressors=True)
     folder = Path(config.data_dir).parent / "twice"
     rows = (folder / "a.jsonl").read_text().splitlines(keepends=True)

@@ -4,11 +4,9 @@ import dataclasses
 import logging
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from settings.config import Config
 from tests.train.data.test_prepare import config, declare, declare_papers, opened, settings
 from train.data import prepare
 from train.data.manifest import DataError
@@ -17,16 +15,14 @@ from train.data.sources.source import CorpusError
 __all__ = ["config"]  # a fixture
 
 
-def with_tokenizer(c: Config, **changes: Any) -> Config:
+def with_tokenizer(c, **changes):
     """The settings with the tokenizer that was trained for them."""
     path = next(Path(c.data_dir).rglob("tokenizer.json"))
     return dataclasses.replace(c, tokenizer=str(path), **changes)
 
 
 @pytest.mark.fault(10)
-def test_all_that_is_damaged_is_named_by_verify_with_code_78(
-    config: Config, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_all_that_is_damaged_is_named_by_verify_with_code_78(config, monkeypatch, caplog):
     """In both sources; and what the messages say mends it."""
     declare_papers(config, "notes", seed=13)
     c = dataclasses.replace(config, data_mix="papers:1,notes:1")
@@ -70,14 +66,14 @@ def test_all_that_is_damaged_is_named_by_verify_with_code_78(
     ],
 )
 def test_faults_end_with_their_code_and_one_message(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    environ: dict[str, str],
-    argv: list[str],
-    code: int,
-    words: str,
-) -> None:
+    tmp_path,
+    monkeypatch,
+    caplog,
+    environ,
+    argv,
+    code,
+    words,
+):
     for name, value in {"DATA_DIR": str(tmp_path), **environ}.items():
         monkeypatch.setenv(name, value)
     assert prepare.main(argv) == code
@@ -85,8 +81,8 @@ def test_faults_end_with_their_code_and_one_message(
 
 
 def test_a_tokenizer_larger_than_the_vocabulary_is_refused_with_a_size_that_holds_it(
-    config: Config,
-) -> None:
+    config,
+):
     prepare.prepare(config)
     small = with_tokenizer(config, vocab_size=256)
     words = "the tokenizer has 300 entries, but VOCAB_SIZE=256; set VOCAB_SIZE=300"
@@ -97,7 +93,7 @@ def test_a_tokenizer_larger_than_the_vocabulary_is_refused_with_a_size_that_hold
 
 
 @pytest.mark.fault(26)
-def test_shards_of_another_tokenizer_in_its_place_are_refused(config: Config) -> None:
+def test_shards_of_another_tokenizer_in_its_place_are_refused(config):
     """As when folders are copied by hand."""
     prepare.prepare(config)
     here = opened(config).folder
@@ -113,7 +109,7 @@ def test_shards_of_another_tokenizer_in_its_place_are_refused(config: Config) ->
 
 @pytest.mark.fault(28)
 @pytest.mark.parametrize(("fraction", "word"), [(1e-9, "validation"), (1 - 1e-9, "training")])
-def test_a_split_without_a_document_is_an_error(config: Config, fraction: float, word: str) -> None:
+def test_a_split_without_a_document_is_an_error(config, fraction, word):
     prepare.prepare(config)
     files = [str(Path(config.data_dir).parent / "papers" / "*.jsonl")]
     declare(config, "papers", files=files, validation_fraction=fraction)
@@ -121,7 +117,7 @@ def test_a_split_without_a_document_is_an_error(config: Config, fraction: float,
         prepare.prepare(with_tokenizer(config))
 
 
-def test_a_source_that_fails_while_it_is_read_is_not_blamed_on_the_disk(config: Config) -> None:
+def test_a_source_that_fails_while_it_is_read_is_not_blamed_on_the_disk(config):
     """It changes between the pin and the reading."""
     prepare.prepare(config)
     (Path(config.data_dir).parent / "papers" / "b.jsonl").write_bytes(b"cut")
@@ -133,7 +129,7 @@ def test_a_source_that_fails_while_it_is_read_is_not_blamed_on_the_disk(config: 
 
 @pytest.mark.fault(8)
 @pytest.mark.parametrize("node", [0, 1])
-def test_a_file_in_the_place_of_data_dir_is_named(config: Config, node: int) -> None:
+def test_a_file_in_the_place_of_data_dir_is_named(config, node):
     Path(config.data_dir).write_text("in the way")
     c = dataclasses.replace(config, nodes=2, node_rank=node, master_addr="a")
     with pytest.raises(DataError, match=rf"{c.data_dir}: cannot be written \(.*\); .*DATA_DIR"):

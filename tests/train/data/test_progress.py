@@ -25,13 +25,13 @@ from train.data.sources.rows import Cursor
     ],
 )
 def test_a_line_every_ten_seconds_says_how_far_it_is_how_fast_and_what_is_left(
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    limit: float,
-    files: list[int],
-    places: list[tuple[float, int, int]],
-    line: str,
-) -> None:
+    monkeypatch,
+    caplog,
+    limit,
+    files,
+    places,
+    line,
+):
     caplog.set_level(logging.INFO)
     times_s = itertools.chain([1000.0, 1000.0, 1010.0], itertools.repeat(1019.9))
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(times_s)))

@@ -6,7 +6,6 @@ import random
 import re
 import unicodedata
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from tokenizers import (
 )
 
 from train.data import tokenizer
-from train.data.tokenizer import SPECIAL_TOKENS, TokenizerError, Vocabulary
+from train.data.tokenizer import SPECIAL_TOKENS, TokenizerError
 
 AWKWARD = [
     "def f(x):\n    return x**2  # naïve\n",
@@ -43,7 +42,7 @@ AWKWARD = [
 ]
 
 
-def some_text() -> list[str]:
+def some_text():
     """Words of a little language, the same at every call."""
     rng = random.Random(3)
     words = ["".join(rng.choices("abcdefghij", k=rng.randint(2, 6))) for _ in range(300)]
@@ -54,13 +53,13 @@ def some_text() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
+def vocabulary(tmp_path_factory):
     return tokenizer.train(iter(some_text()), 400, tmp_path_factory.mktemp("t") / "tokenizer.json")
 
 
 def test_a_trained_vocabulary_reserves_special_tokens_and_splits_words(
-    vocabulary: Vocabulary,
-) -> None:
+    vocabulary,
+):
     special = list(range(len(SPECIAL_TOKENS)))
     assert [vocabulary.tokenizer.token_to_id(token) for token in SPECIAL_TOKENS] == special
     assert vocabulary.end_of_text == vocabulary.tokenizer.token_to_id("<|endoftext|>")
@@ -73,9 +72,7 @@ def test_a_trained_vocabulary_reserves_special_tokens_and_splits_words(
     assert not [token for token in spelled if re.search(r"\w\s+\w|\d{4}|[a-z]\d|\d[a-z]", token)]
 
 
-def test_training_gives_one_identity_or_a_size_that_fits(
-    tmp_path: Path, vocabulary: Vocabulary
-) -> None:
+def test_training_gives_one_identity_or_a_size_that_fits(tmp_path, vocabulary):
     path = tmp_path / "deep" / "tokenizer.json"
     again = tokenizer.train(iter(some_text()), 400, path)
     assert again.sha256 == vocabulary.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
@@ -95,7 +92,7 @@ BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 METASPACE_DECODERS = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
 
 
-def sentencepiece(model: str = "BPE", byte_fallback: bool = True) -> Tokenizer:
+def sentencepiece(model="BPE", byte_fallback=True):
     """As SentencePiece's look when converted: entries in characters, a blank as U+2581, a token for each byte."""
     learnt = Tokenizer(models.BPE() if model == "BPE" else models.Unigram())
     learnt.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
@@ -120,7 +117,7 @@ def sentencepiece(model: str = "BPE", byte_fallback: bool = True) -> Tokenizer:
     return made
 
 
-def changed(made: Tokenizer, **parts: Any) -> Tokenizer:
+def changed(made, **parts):
     for name, part in parts.items():
         setattr(made, name, part)
     return made
@@ -130,21 +127,21 @@ STRIPPING = decoders.Sequence([*METASPACE_DECODERS, decoders.Strip(" ", 1, 0)])
 TO_METASPACE = normalizers.Replace(" ", "\u2581")
 
 
-def llama_2() -> Tokenizer:
+def llama_2():
     prepending = normalizers.Sequence([normalizers.Prepend("\u2581"), TO_METASPACE])
     return changed(sentencepiece(), normalizer=prepending, decoder=STRIPPING)
 
 
-def gemma() -> Tokenizer:
+def gemma():
     return changed(sentencepiece(), normalizer=TO_METASPACE)
 
 
-def mistral(model: str = "BPE", scheme: str = "first") -> Tokenizer:
+def mistral(model="BPE", scheme="first"):
     metaspace = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
     return changed(sentencepiece(model), pre_tokenizer=metaspace, decoder=STRIPPING)
 
 
-def byte_level(**how: Any) -> Tokenizer:
+def byte_level(**how):
     made = Tokenizer(models.BPE())
     made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(**how), decoders.ByteLevel()
     made.train_from_iterator(
@@ -159,7 +156,7 @@ def byte_level(**how: Any) -> Tokenizer:
     return made
 
 
-def unigram() -> Tokenizer:
+def unigram():
     """One that cannot make a special token from text: none of them is an entry of the model."""
     content = json.loads(mistral("Unigram", "always").to_str())
     for entry in content["model"]["vocab"][:3]:
@@ -170,11 +167,11 @@ def unigram() -> Tokenizer:
     return made
 
 
-def plain(**parts: Any) -> Tokenizer:
+def plain(**parts):
     return changed(byte_level(add_prefix_space=False), **parts)
 
 
-def taken(made: Tokenizer) -> Vocabulary:
+def taken(made):
     return tokenizer.from_tokenizer(Tokenizer.from_str(made.to_str()), "00" * 32, "here")
 
 
@@ -190,7 +187,7 @@ KINDS: dict[str, tuple[Callable[[], Tokenizer], str]] = {
 }
 
 
-def check_text(v: Vocabulary, blank: str, text: str) -> None:
+def check_text(v, blank, text):
     """It comes back, and its ids stand for its bytes, but for a blank at its start."""
     text = (
         unicodedata.normalize("NFC", text) if v.tokenizer.normalizer and blank == "none" else text
@@ -209,9 +206,7 @@ def check_text(v: Vocabulary, blank: str, text: str) -> None:
 
 
 @pytest.mark.parametrize(("make", "blank"), KINDS.values(), ids=KINDS)
-def test_every_kind_that_is_taken_gives_text_back_and_counts_its_bytes(
-    make: Callable[[], Tokenizer], blank: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_kind_that_is_taken_gives_text_back_and_counts_its_bytes(make, blank, monkeypatch):
     """Also in pieces, between which no blank is put."""
     v = taken(make())
     for text in [*AWKWARD, *some_text(), " x", "  x", "a </s> b<0x41"]:
@@ -222,7 +217,7 @@ def test_every_kind_that_is_taken_gives_text_back_and_counts_its_bytes(
     assert v.decode(ids.tolist()) == " " * (blank == "stays") + text
 
 
-def test_the_separator_is_the_first_of_the_list_and_never_made_from_text() -> None:
+def test_the_separator_is_the_first_of_the_list_and_never_made_from_text():
     made = plain()
     made.add_special_tokens(["<|im_end|>", "</s>"])
     assert taken(made).end_of_text == made.token_to_id("</s>")
@@ -233,7 +228,7 @@ def test_the_separator_is_the_first_of_the_list_and_never_made_from_text() -> No
     assert v.decode(v.encode("a<|endoftext|>b")) == "a<|endoftext|>b"
 
 
-def test_an_added_token_that_is_text_counts_as_such_and_ids_may_have_holes() -> None:
+def test_an_added_token_that_is_text_counts_as_such_and_ids_may_have_holes():
     made = plain()
     content = json.loads(made.to_str())
     last = max(content["model"]["vocab"], key=content["model"]["vocab"].__getitem__)
@@ -246,7 +241,7 @@ def test_an_added_token_that_is_text_counts_as_such_and_ids_may_have_holes() -> 
     assert v.byte_lengths()[ids].tolist() == [1, 4, 6] and v.byte_lengths()[700] == len(last)
 
 
-def few_bytes() -> Tokenizer:
+def few_bytes():
     """A tokenizer without a token for one byte."""
     content = json.loads(plain().to_str())
     model = content["model"]
@@ -255,13 +250,13 @@ def few_bytes() -> Tokenizer:
     return Tokenizer.from_str(json.dumps(content))
 
 
-def greedy_added_token() -> Tokenizer:
+def greedy_added_token():
     made = plain()
     made.add_tokens([AddedToken("<mask>", lstrip=True, special=False)])
     return made
 
 
-def words(model: Any) -> Tokenizer:
+def words(model):
     made = Tokenizer(model({"[UNK]": 0, "word": 1}, unk_token="[UNK]"))
     made.add_special_tokens(["</s>"])
     return made
@@ -289,9 +284,7 @@ NO_ACCENTS = normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()
         (lambda: words(models.WordLevel), "a WordLevel tokenizer that loses"),
     ],
 )
-def test_what_loses_text_is_refused_with_what_it_loses(
-    make: Callable[[], Tokenizer], said: str
-) -> None:
+def test_what_loses_text_is_refused_with_what_it_loses(make, said):
     with pytest.raises(TokenizerError, match=r"^here: .*; take a byte-level BPE, or") as raised:
         taken(make())
     assert said in str(raised.value)
@@ -317,9 +310,7 @@ UNSEPARATED = changed(Tokenizer(models.BPE()), decoder=decoders.ByteLevel()).to_
     ],
     ids=["absent", "error page", "empty", "truncated", "other json", "binary", "no end of text"],
 )
-def test_a_file_that_will_not_do_is_named_with_what_is_wrong(
-    tmp_path: Path, content: bytes | None, said: str
-) -> None:
+def test_a_file_that_will_not_do_is_named_with_what_is_wrong(tmp_path, content, said):
     path = tmp_path / "tokenizer.json"
     if content is not None:
         path.write_bytes(content)
@@ -328,9 +319,7 @@ def test_a_file_that_will_not_do_is_named_with_what_is_wrong(
     assert str(raised.value).startswith(f"{path}: {said}")
 
 
-def test_truncation_and_padding_in_a_file_are_not_applied(
-    tmp_path: Path, vocabulary: Vocabulary
-) -> None:
+def test_truncation_and_padding_in_a_file_are_not_applied(tmp_path, vocabulary):
     made = Tokenizer.from_str(vocabulary.content.decode())
     made.enable_truncation(4)
     made.enable_padding(pad_id=1, pad_token="<|pad|>", length=9)
@@ -345,13 +334,13 @@ def test_truncation_and_padding_in_a_file_are_not_applied(
 
 @pytest.mark.fault(12)
 def test_a_tokenizer_of_the_hub_is_fetched_once_and_refused_with_the_remedy(
-    tmp_path: Path, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, vocabulary, monkeypatch
+):
     """By the rules by which data are fetched (test_fetch.py)."""
     served = tmp_path / "served.json"
     fetched = []
 
-    def download(repository: str, name: str, token: None) -> str:
+    def download(repository, name, token):
         fetched.append(repository)
         if repository != "a/good":
             raise FileNotFoundError(name)

@@ -2,7 +2,6 @@
 
 import random
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,19 +10,18 @@ from tokenizers import Tokenizer
 
 from tests.train.data.test_tokenizer import AWKWARD, some_text, taken, vocabulary
 from train.data import tokenizer
-from train.data.tokenizer import Vocabulary
 
 __all__ = ["vocabulary"]  # a fixture
 
 
 @pytest.fixture
-def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_batches(monkeypatch):
     monkeypatch.setattr(tokenizer, "LONGEST_PIECE", 50)
     monkeypatch.setattr(tokenizer, "BATCH_BYTES", 200)
     monkeypatch.setattr(tokenizer, "BATCH_PIECES", 6)
 
 
-def test_ids_of_all_are_those_of_each_in_order(vocabulary: Vocabulary, small_batches: None) -> None:
+def test_ids_of_all_are_those_of_each_in_order(vocabulary, small_batches):
     texts = [*AWKWARD, "", *some_text()[:3], *["a b"] * 30, ""]
     found = list(vocabulary.encode_all(iter(texts)))
     assert [ids.dtype for ids in found] == [np.uint16] * len(texts)
@@ -35,7 +33,7 @@ def test_ids_of_all_are_those_of_each_in_order(vocabulary: Vocabulary, small_bat
     assert list(vocabulary.encode_all([])) == []
 
 
-def test_a_large_vocabulary_has_ids_of_four_bytes(vocabulary: Vocabulary) -> None:
+def test_a_large_vocabulary_has_ids_of_four_bytes(vocabulary):
     made = Tokenizer.from_str(vocabulary.tokenizer.to_str())
     made.add_tokens([f"\x00{i}\x00" for i in range(2**16 - 400 + 1)])
     v = taken(made)
@@ -43,7 +41,7 @@ def test_a_large_vocabulary_has_ids_of_four_bytes(vocabulary: Vocabulary) -> Non
     assert v.size == 2**16 + 1 and ids.dtype == np.uint32 and ids[-1] == 2**16
 
 
-def test_batches_are_bounded_in_bytes_and_in_pieces(small_batches: None) -> None:
+def test_batches_are_bounded_in_bytes_and_in_pieces(small_batches):
     many = list(tokenizer.batches(["x"] * 20))
     assert [len(batch) for batch in many] == [6, 6, 6, 2] and all(
         p.begins and p.ends for batch in many for p in batch
@@ -54,13 +52,11 @@ def test_batches_are_bounded_in_bytes_and_in_pieces(small_batches: None) -> None
     assert flags == [(True, False), *[(False, False)] * 8, (False, True)]
 
 
-def test_two_batches_at_most_are_read_ahead_and_nothing_is_left_open(
-    vocabulary: Vocabulary, small_batches: None
-) -> None:
+def test_two_batches_at_most_are_read_ahead_and_nothing_is_left_open(vocabulary, small_batches):
     drawn = 0
     closed = []
 
-    def texts() -> Iterator[str]:
+    def texts():
         nonlocal drawn
         try:
             while True:
@@ -81,9 +77,7 @@ def test_two_batches_at_most_are_read_ahead_and_nothing_is_left_open(
 
 
 @pytest.mark.fault(29)
-def test_a_long_document_is_encoded_in_pieces_and_to_the_same_ids(
-    data: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_document_is_encoded_in_pieces_and_to_the_same_ids(data, monkeypatch):
     vocabulary = tokenizer.load(Path(data["TOKENIZER"]))
     chance = random.Random(3)
     text = "".join(

@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import types
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from train.diloco.quorum import NumberedByMembers, Quorums
 from train.diloco.result import ToldToStop
 
 
-def hear(**changes: Any) -> Any:
+def hear(**changes):
     """A quorum of this lighthouse, as the manager hears of it."""
     facts = {
         "quorum_id": 1,

@@ -27,7 +27,7 @@ def started(tmp_path, data):
     """Starts the sites of a run; nothing of it outlives the test."""
     jobs: list[Sites] = []
 
-    def start(sites: int = 2, folder: str = "job", **settings: object) -> Sites:
+    def start(sites=2, folder="job", **settings):
         (tmp_path / folder).mkdir()
         jobs.append(Sites(tmp_path / folder, data, sites, **settings))
         return jobs[-1]

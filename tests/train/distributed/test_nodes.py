@@ -36,14 +36,14 @@ pytestmark = pytest.mark.slow
 class Job:
     """A launcher for each of NODES, which share RUNS_DIR, and whatever they have started."""
 
-    def __init__(self, folder: Path, env: dict[str, str], **of_the_second: str):
+    def __init__(self, folder, env, **of_the_second):
         self.run, self.env = RunPaths(folder / "run"), env
         self.logs = [folder / f"console_{rank}" for rank in range(int(env["NODES"]))]
         self.nodes: list[subprocess.Popen[bytes]] = []
         for rank in range(len(self.logs)):
             self.nodes.append(self.start(rank, **(of_the_second if rank == 1 else {})))
 
-    def start(self, rank: int, **changes: str) -> "subprocess.Popen[bytes]":
+    def start(self, rank, **changes):
         with open(self.logs[rank], "a") as out:
             return subprocess.Popen(
                 [ROOT / "scripts" / "launch.sh"],
@@ -54,7 +54,7 @@ class Job:
                 start_new_session=True,
             )
 
-    def ends(self, *codes: int) -> list[str]:
+    def ends(self, *codes):
         """What each said, once it has ended with its code."""
         deadline = time.monotonic() + 400
         got = tuple(node.wait(max(1.0, deadline - time.monotonic())) for node in self.nodes)

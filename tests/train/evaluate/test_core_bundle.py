@@ -4,8 +4,6 @@ import hashlib
 import http.server
 import threading
 import zipfile
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -25,14 +23,14 @@ class Server(http.server.ThreadingHTTPServer):
     answers: dict[str, list[tuple[int, bytes, int]]]
     asked: list[str]
 
-    def address(self, name: str, sha256: str) -> str:
+    def address(self, name, sha256):
         return f"http://127.0.0.1:{self.server_port}/{name}@sha256:{sha256}"
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
     server: Server
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         self.server.asked.append(self.path)
         answers = self.server.answers[self.path.strip("/")]
         status, content, count = answers[0] if len(answers) == 1 else answers.pop(0)
@@ -41,12 +39,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content[:count])
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, *_):
         pass
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+def server(monkeypatch):
     monkeypatch.setattr(hub, "FIRST_PAUSE_S", 0.0)
     with Server(("127.0.0.1", 0), Handler) as one:
         one.answers, one.asked = {}, []
@@ -58,7 +56,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 # ---- Here
 
 
-def test_a_folder_and_a_zip_of_it_are_the_same_bundle(tmp_path: Path) -> None:
+def test_a_folder_and_a_zip_of_it_are_the_same_bundle(tmp_path):
     folder = Bundle(make_folder(tmp_path / "here"))
     archive = Bundle(make_zip(tmp_path / "here.zip"))
     assert folder.sha256 == archive.sha256
@@ -68,7 +66,7 @@ def test_a_folder_and_a_zip_of_it_are_the_same_bundle(tmp_path: Path) -> None:
     assert Bundle(make_folder(tmp_path / "other", changed)).sha256 != folder.sha256
 
 
-def test_missing_tasks_are_named_with_the_reason(tmp_path: Path) -> None:
+def test_missing_tasks_are_named_with_the_reason(tmp_path):
     found = Bundle(make_folder(tmp_path, files(("copa", "piqa")) | {PIQA: b"\n"}))
     assert [task.label for task in found.tasks] == ["copa"]
     assert set(found.missing) == set(CORE_TASKS) - {"copa"}
@@ -78,7 +76,7 @@ def test_missing_tasks_are_named_with_the_reason(tmp_path: Path) -> None:
     assert "boolq" in found.describe()
 
 
-def test_a_bundle_may_bring_the_results_of_other_models(tmp_path: Path) -> None:
+def test_a_bundle_may_bring_the_results_of_other_models(tmp_path):
     head = b"Task, Accuracy, Centered\ncopa, 0.62, "
     content = files() | {
         "openai-community-gpt2.csv": head + b"0.24\nCORE, , 0.1139\n",
@@ -88,7 +86,7 @@ def test_a_bundle_may_bring_the_results_of_other_models(tmp_path: Path) -> None:
     assert bundle.tables == {"gpt2": {"copa": 0.24, "CORE": 0.1139}}
 
 
-def flip(path: Path, text: bytes, count: int) -> Path:
+def flip(path, text, count):
     """Change this many bytes of a file, from a text on."""
     content = bytearray(path.read_bytes())
     start = content.index(text)
@@ -98,7 +96,7 @@ def flip(path: Path, text: bytes, count: int) -> Path:
     return path
 
 
-def write(path: Path, content: bytes) -> Path:
+def write(path, content):
     path.write_bytes(content)
     return path
 
@@ -130,7 +128,7 @@ def write(path: Path, content: bytes) -> Path:
     ],
     ids=["page", "empty", "cut", "absent", "no bundle", "no task", "task", "flipped", "packed"],
 )
-def test_what_is_no_whole_bundle_is_refused_by_name(tmp_path: Path, make, words: str) -> None:
+def test_what_is_no_whole_bundle_is_refused_by_name(tmp_path, make, words):
     path = tmp_path / "bundle.zip"
     make(path)
     with pytest.raises(CoreError) as raised:
@@ -142,7 +140,7 @@ def test_what_is_no_whole_bundle_is_refused_by_name(tmp_path: Path, make, words:
 # ---- From a server
 
 
-def test_it_is_downloaded_until_it_is_whole_and_then_kept(server: Server, tmp_path: Path) -> None:
+def test_it_is_downloaded_until_it_is_whole_and_then_kept(server, tmp_path):
     content = make_zip(tmp_path / "a.zip").read_bytes()
     server.answers["a.zip"] = [(200, content, 99), (200, content, len(content))]
     address = server.address("a.zip", hashlib.sha256(content).hexdigest())
@@ -172,9 +170,7 @@ def test_it_is_downloaded_until_it_is_whole_and_then_kept(server: Server, tmp_pa
     ],
     ids=["refused", "missing", "busy", "page", "cut"],
 )
-def test_an_answer_that_is_no_bundle_is_shown_and_not_kept(
-    server: Server, tmp_path: Path, answer: tuple[int, bytes, int], words: str, tries: int
-) -> None:
+def test_an_answer_that_is_no_bundle_is_shown_and_not_kept(server, tmp_path, answer, words, tries):
     server.answers["a.zip"] = [answer]
     with pytest.raises(CoreError, match=r"/a\.zip: .*give its path as CORE_BUNDLE") as raised:
         open_bundle(server.address("a.zip", 64 * "0"), tmp_path / "data")

@@ -5,7 +5,6 @@ The harness and what its imports need beyond .venv are installed into a folder i
 
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from tests.train.model.test_model import hugging_face
 from train.data.data_paths import tokenizer_path
 from train.evaluate.core.prompts import questions, texts_of
 from train.evaluate.core.score import is_right, score_choices
-from train.evaluate.core.tasks import LANGUAGE, SCHEMA, Task, shots_of
+from train.evaluate.core.tasks import LANGUAGE, SCHEMA, shots_of
 from train.model.model import build
 
 PINS = (
@@ -31,7 +30,7 @@ PINS = (
 
 
 @pytest.fixture(scope="module")
-def harness() -> Any:
+def harness():
     """The package lm_eval. Skips the test where there is no package index."""
     folder = install_apart(
         "lm-eval", PINS, lambda folder: ["--python", sys.executable, "--target", folder]
@@ -44,7 +43,7 @@ def harness() -> Any:
     sys.path.remove(str(folder))
 
 
-def harness_task(task: Task, path: Path) -> dict[str, Any]:
+def harness_task(task, path):
     """The harness's own form of such a task (arc_easy; lambada_openai; wsc273), over documents in a file."""
     of_kind: dict[str, Any] = {"doc_to_text": "{{text}}", "doc_to_target": "{{gold}}"}
     if task.kind == LANGUAGE:
@@ -67,7 +66,7 @@ def harness_task(task: Task, path: Path) -> dict[str, Any]:
     }
 
 
-def document(task: Task, example: dict, shots: list[dict]) -> dict[str, Any]:
+def document(task, example, shots):
     """An example, with the shots in its text. A blank stands between a question and its answer: the harness's."""
     first = texts_of(task, example, shots)[0]
     if task.kind == LANGUAGE:
@@ -83,7 +82,7 @@ def document(task: Task, example: dict, shots: list[dict]) -> dict[str, Any]:
     return {"text": first[:-end], "options": example["choices"], "gold": example["gold"]}
 
 
-def own_examples(task: Task, examples: list[dict]) -> list[dict]:
+def own_examples(task, examples):
     """The examples as both understand them: contexts of a schema end in different tokens."""
     if task.kind == SCHEMA:
         for example in examples:
@@ -93,10 +92,10 @@ def own_examples(task: Task, examples: list[dict]) -> list[dict]:
 
 
 def test_each_choice_is_as_likely_as_the_harness_finds_it(
-    parts: Parts,  # noqa: F811
-    harness: Any,
-    tmp_path: Path,
-) -> None:
+    parts,  # noqa: F811
+    harness,
+    tmp_path,
+):
     from tokenizers.processors import TemplateProcessing
     from transformers import PreTrainedTokenizerFast
 

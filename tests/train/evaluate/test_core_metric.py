@@ -10,18 +10,18 @@ from train.evaluate.core.metric import Result, Score, format_table, wilson
 from train.evaluate.core.tasks import CORE_TASKS, Task
 
 
-def score(label: str, right: int = 1, asked: int = 4, *more: int) -> Score:
+def score(label, right=1, asked=4, *more):
     task = Task(label, "multiple_choice", f"{label}.jsonl", 0, " ", 0.25)
     return Score(task, right, asked, *more)
 
 
-def table(found: Result, others: dict[str, dict[str, float]] | None = None) -> dict[str, list[str]]:
+def table(found, others=None):
     """First word of each line -> the others."""
     lines = [line.split() for line in format_table(found, others or {})]
     return {first: words for first, *words in lines}
 
 
-def test_core_is_the_mean_of_22_centred_accuracies() -> None:
+def test_core_is_the_mean_of_22_centred_accuracies():
     scores = [score(label, i, 40) for i, label in enumerate(CORE_TASKS)]
     found = Result.of([*scores, score("another", 40, 40)], {})
     expected = sum((i / 40 - 0.25) / 0.75 for i in range(22)) / 22
@@ -37,7 +37,7 @@ def test_core_is_the_mean_of_22_centred_accuracies() -> None:
     assert table(found)["CORE"][:2] == ["22", f"{expected:.4f}"]
 
 
-def test_without_one_task_there_is_no_core_and_the_others_have_another_name() -> None:
+def test_without_one_task_there_is_no_core_and_the_others_have_another_name():
     scores = [score(label, 20, 40) for label in CORE_TASKS[:-1] if label != "squad"]
     gone = {CORE_TASKS[-1]: "the file is gone", "boolq": "by then"}
     found = Result.of([*scores, score("squad", 0, 0, 0, 40)], gone)
@@ -59,7 +59,7 @@ def test_without_one_task_there_is_no_core_and_the_others_have_another_name() ->
     assert found.describe().startswith("CORE n/a, 2 of 22 tasks are missing; core_partial 0.3333")
 
 
-def test_without_any_task_there_is_nothing() -> None:
+def test_without_any_task_there_is_nothing():
     found = Result.of([], dict.fromkeys(CORE_TASKS, "not named"))
     assert (found.core, found.partial, found.margin, len(found.lacking)) == (None, None, None, 22)
     assert found.describe() == "CORE n/a: no task could be asked"
@@ -75,12 +75,12 @@ def test_without_any_task_there_is_nothing() -> None:
         (81, 263, 0.2553, 0.3662),
     ],
 )
-def test_intervals_are_wilsons(right: int, asked: int, low: float, high: float) -> None:
+def test_intervals_are_wilsons(right, asked, low, high):
     """The last is the example of Newcombe, Statistics in Medicine 17 (1998), table I."""
     assert wilson(right, asked) == (pytest.approx(low, abs=1e-4), pytest.approx(high, abs=1e-4))
 
 
-def test_the_table_has_other_models_of_the_bundle_and_what_was_not_asked_as_it_is() -> None:
+def test_the_table_has_other_models_of_the_bundle_and_what_was_not_asked_as_it_is():
     scores = [score(label) for label in CORE_TASKS if label != "coqa"]
     found = Result.of([*scores, score("coqa", 1, 4, 3, 2, 1)], {})
     others = {"gpt2": {"copa": 0.28, "CORE": 0.11}, "gpt2-large": {"copa": 0.5}}
@@ -96,7 +96,7 @@ def test_the_table_has_other_models_of_the_bundle_and_what_was_not_asked_as_it_i
 # ---- Behind the record
 
 
-def test_trackers_have_the_metric_and_each_task() -> None:
+def test_trackers_have_the_metric_and_each_task():
     record = {
         "event": "eval",
         "step": 5,
@@ -116,7 +116,7 @@ def test_trackers_have_the_metric_and_each_task() -> None:
     }
 
 
-def test_plots_put_together_what_the_records_of_one_step_say() -> None:
+def test_plots_put_together_what_the_records_of_one_step_say():
     core = {"event": "eval", "step": 5, "core": None, "core_partial": 0.25}
     loss = {"event": "eval", "step": 5, "val_loss": 2.0, "full": False}
     failed = {"event": "eval", "step": 5, "val_loss": None, "error": "late"}

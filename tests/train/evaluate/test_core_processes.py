@@ -3,26 +3,24 @@ collective operation for all of them."""
 
 import dataclasses
 import json
-from pathlib import Path
 
 import pytest
 import torch
 
-from settings.config import Config
 from tests.core_bundle import TASKS, make_folder
 from tests.finetune.models import as_rank
 from tests.processes import run_ranks
 from tests.train.making import ALONE
 from train.data import prepare
 from train.distributed.parallel import Sharding, is_split, parallelize
-from train.distributed.world import World, leave
+from train.distributed.world import leave
 from train.evaluate import scoring
 from train.evaluate.core.bundle import Bundle
 from train.evaluate.core.score import Core
 from train.model.model import build
 
 
-def model_of(c: Config, world: World) -> torch.nn.Module:
+def model_of(c, world):
     model = build(c, world.device, sharding=Sharding(c, world) if is_split(c, world) else None)
     with torch.no_grad():
         for weight in model.parameters():
@@ -30,18 +28,18 @@ def model_of(c: Config, world: World) -> torch.nn.Module:
     return model
 
 
-def counts(core: Core, model: torch.nn.Module) -> list[list[int]]:
+def counts(core, model):
     return [list(dataclasses.astuple(score)[1:]) for score in core(model) or []]
 
 
-def rank(number: int, c: Config, folder: Path) -> None:
+def rank(number, c, folder):
     """Score whole, interrupted on rank 1, and with a damaged file on rank 1."""
     world = as_rank(number, 2)
     model = parallelize(model_of(c, world), c, world)
     core = Core(c, Bundle(folder), prepare.vocabulary(c), world)
     sums, summed = list[int](), scoring.sum_over_ranks
 
-    def watched(values: torch.Tensor) -> torch.Tensor:
+    def watched(values):
         sums.append(len(values))
         return summed(values)
 
@@ -62,13 +60,13 @@ def rank(number: int, c: Config, folder: Path) -> None:
 
 @pytest.mark.parametrize("how", ["ddp", "fsdp"])
 def test_two_processes_count_what_one_does(
-    tiny: Config,
-    data: dict[str, str],
-    tmp_path: Path,
-    free_port: int,
-    monkeypatch: pytest.MonkeyPatch,
-    how: str,
-) -> None:
+    tiny,
+    data,
+    tmp_path,
+    free_port,
+    monkeypatch,
+    how,
+):
     monkeypatch.setenv("TEST_PORT", str(free_port))
     where = {"data_dir": data["DATA_DIR"], "tokenizer": data["TOKENIZER"], "device": "cpu"}
     shares = {"micro_batch_size": 5, "eval_examples": 11}  # 6 and 5 questions: 2 batches and 1

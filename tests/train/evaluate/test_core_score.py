@@ -3,7 +3,6 @@
 import dataclasses
 import math
 from array import array
-from collections.abc import Sequence
 
 import pytest
 import torch
@@ -28,12 +27,12 @@ Parts = tuple[Config, Transformer, Vocabulary, Bundle]
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+def bundle(tmp_path_factory):
     return Bundle(make_folder(tmp_path_factory.mktemp("bundle")))
 
 
 @pytest.fixture
-def parts(tiny: Config, data: dict[str, str], bundle: Bundle) -> Parts:
+def parts(tiny, data, bundle):
     """A model of random weights that are far from equal choices, of a context that some texts exceed."""
     shape = {"n_embd": 64, "n_kv_head": 1, "seq_len": 96, "mlp_dim": None, "batch_tokens": 960}
     where = {"data_dir": data["DATA_DIR"], "tokenizer": data["TOKENIZER"]}
@@ -45,25 +44,25 @@ def parts(tiny: Config, data: dict[str, str], bundle: Bundle) -> Parts:
     return c, model, prepare.vocabulary(c), bundle
 
 
-def core(parts: Parts, rank: int = 0, size: int = 1, **settings: object) -> Core:
+def core(parts, rank=0, size=1, **settings):
     c, _, v, bundle = parts
     world = dataclasses.replace(ALONE, rank=rank, size=size)
     return Core(dataclasses.replace(c, **settings), bundle, v, world)
 
 
-def asked(parts: Parts, label: str) -> tuple[Task, list[Question]]:
+def asked(parts, label):
     c, _, v, bundle = parts
     task = next(task for task in bundle.tasks if task.label == label)
     examples = bundle.examples(task)
     return task, list(questions(task, examples, range(len(examples)), v, c.seq_len))
 
 
-def question(*texts: Sequence[int], start: int = 3, gold: int = 0) -> Question:
+def question(*texts, start=3, gold=0):
     return Question(0, tuple(Choice(array("i", text), start) for text in texts), gold)
 
 
 @torch.no_grad()
-def by_hugging_face(other: torch.nn.Module, choice: Choice) -> ChoiceScore:
+def by_hugging_face(other, choice):
     """Nats of the scored tokens of a text by itself, how many, and whether greedy decoding gives them."""
     tokens = torch.tensor(choice.tokens.tolist())
     logits = other(tokens[None]).logits[0, choice.start - 1 : -1].double()
@@ -73,7 +72,7 @@ def by_hugging_face(other: torch.nn.Module, choice: Choice) -> ChoiceScore:
 
 
 @pytest.mark.parametrize("label", TASKS)
-def test_log_likelihoods_are_those_of_hugging_face(parts: Parts, label: str) -> None:
+def test_log_likelihoods_are_those_of_hugging_face(parts, label):
     c, model, _, _ = parts
     _, found = asked(parts, label)
     other = hugging_face(model, c)
@@ -97,7 +96,7 @@ def test_log_likelihoods_are_those_of_hugging_face(parts: Parts, label: str) -> 
     assert score.right == right
 
 
-def test_what_is_greedily_decoded_counts_as_right(parts: Parts) -> None:
+def test_what_is_greedily_decoded_counts_as_right(parts):
     c, model, _, _ = parts
     other, tokens = hugging_face(model, c), [0, 5, 9]
     for _ in range(3):
@@ -110,13 +109,11 @@ def test_what_is_greedily_decoded_counts_as_right(parts: Parts) -> None:
     assert [is_right(task, question(), of) for of in scores] == [True, False, False, False]
 
 
-def test_what_choices_begin_with_is_read_once(
-    parts: Parts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_choices_begin_with_is_read_once(parts, monkeypatch):
     model, read = parts[1], []
     forward = model.forward
 
-    def watched(tokens: torch.Tensor, **more: object) -> object:
+    def watched(tokens, **more):
         read.append(int(tokens.count_nonzero()))
         return forward(tokens, **more)
 
@@ -135,7 +132,7 @@ def test_what_choices_begin_with_is_read_once(
     assert read == [3 + 2 + 1, 2 + 2 + 3]
 
 
-def test_the_lowest_mean_wins_and_of_equal_ones_the_first() -> None:
+def test_the_lowest_mean_wins_and_of_equal_ones_the_first():
     task = Task("copa", "multiple_choice", "", 0, "", 0.5)
     means = [ChoiceScore(2.0, 1, False), ChoiceScore(3.0, 2, False), ChoiceScore(1.6, 1, False)]
     equal = [ChoiceScore(2.0, 2, False), ChoiceScore(1.0, 1, False)]
@@ -146,7 +143,7 @@ def test_the_lowest_mean_wins_and_of_equal_ones_the_first() -> None:
         ]
 
 
-def test_counts_do_not_depend_on_ranks_and_batches(parts: Parts) -> None:
+def test_counts_do_not_depend_on_ranks_and_batches(parts):
     model = parts[1]
     whole = core(parts)(model)
     assert whole
@@ -159,7 +156,7 @@ def test_counts_do_not_depend_on_ranks_and_batches(parts: Parts) -> None:
             assert Score(score.task, *map(sum, zip(*counts, strict=True))) == score
 
 
-def test_a_part_is_asked_as_it_is_in_the_whole_and_kept_for_the_next_time(parts: Parts) -> None:
+def test_a_part_is_asked_as_it_is_in_the_whole_and_kept_for_the_next_time(parts):
     model, words = parts[1], list[str]()
     some = core(parts, eval_examples=5, micro_batch_size=3)
     first = some(model, progress=words.append)
@@ -173,16 +170,14 @@ def test_a_part_is_asked_as_it_is_in_the_whole_and_kept_for_the_next_time(parts:
     assert all(one == every[one.number] for one in held)
 
 
-def test_an_answer_longer_than_the_context_is_left_out_and_counted(parts: Parts) -> None:
+def test_an_answer_longer_than_the_context_is_left_out_and_counted(parts):
     found = core(parts, seq_len=4)(parts[1])
     assert found
     assert all(score.asked + score.too_long == 12 for score in found)
     assert 0 < found[-1].too_long < 12
 
 
-def test_what_goes_wrong_costs_the_number_and_says_why(
-    parts: Parts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_goes_wrong_costs_the_number_and_says_why(parts, monkeypatch):
     model = parts[1]
     with pytest.raises(ScoringFailed, match="EVAL_MINUTES=10; lower EVAL_EXAMPLES"):
         core(parts)(model, limit_s=-1.0)
@@ -191,7 +186,7 @@ def test_what_goes_wrong_costs_the_number_and_says_why(
     with pytest.raises(ScoringFailed, match=r"rank 0: copa: the model's losses are no finite"):
         core(parts)(model)
 
-    def full(*_: object, **__: object) -> None:
+    def full(*_, **__):
         raise torch.OutOfMemoryError("no room")
 
     monkeypatch.setattr(model, "forward", full)

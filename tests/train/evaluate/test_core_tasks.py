@@ -2,7 +2,6 @@
 
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -30,7 +29,7 @@ KINDS = [CHOICE, SCHEMA, LANGUAGE]
 # ---- What a bundle declares
 
 
-def test_a_bundle_declares_its_tasks_and_what_guessing_scores() -> None:
+def test_a_bundle_declares_its_tasks_and_what_guessing_scores():
     content = files()
     tasks = read_tasks(content["core.yaml"], content["eval_meta_data.csv"], "here")
     copa, piqa, _, jeopardy = tasks
@@ -41,7 +40,7 @@ def test_a_bundle_declares_its_tasks_and_what_guessing_scores() -> None:
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the bundle of ../shared is not here")
-def test_the_metric_is_of_the_22_tasks_that_the_real_bundle_names() -> None:
+def test_the_metric_is_of_the_22_tasks_that_the_real_bundle_names():
     folder = SHARED / "eval" / "core"
     tasks = read_tasks(
         (folder / "core.yaml").read_bytes(), (folder / "eval_meta_data.csv").read_bytes(), "here"
@@ -68,9 +67,7 @@ META = "eval_meta_data.csv"
         (META, "Random baseline", "Chance", "needs the columns Eval Task and Random baseline"),
     ],
 )
-def test_a_bundle_that_declares_nonsense_is_refused(
-    name: str, old: str, new: str, words: str
-) -> None:
+def test_a_bundle_that_declares_nonsense_is_refused(name, old, new, words):
     content = files()
     content[name] = content[name].replace(old.encode(), new.encode(), 1)
     with pytest.raises(CoreError, match=f"here: .*{words}"):
@@ -90,9 +87,7 @@ def test_a_bundle_that_declares_nonsense_is_refused(
         (CHOICE, {"gold": float("inf")}, "gold inf of 3 options"),
     ],
 )
-def test_a_line_that_is_no_example_is_refused_by_its_number(
-    task: Task, change: dict[str, Any], words: str
-) -> None:
+def test_a_line_that_is_no_example_is_refused_by_its_number(task, change, words):
     good = example(task.kind, 0)
     place = r"\.jsonl \(\d+ bytes\) line 3 is no example of"
     with pytest.raises(CoreError, match=f"{place} {task.kind} .*{words}"):
@@ -104,7 +99,7 @@ def test_a_line_that_is_no_example_is_refused_by_its_number(
 # ---- Which examples, and which shots
 
 
-def test_examples_and_shots_are_those_that_nanochat_draws() -> None:
+def test_examples_and_shots_are_those_that_nanochat_draws():
     """By its rule: shuffled by Random(1337), and the shots of the i-th drawn by Random(1234 + i) among the others."""
     entries = [example(CHOICE.kind, i) for i in range(30)]
     found = read_examples(CHOICE, lines(*entries))
@@ -117,7 +112,7 @@ def test_examples_and_shots_are_those_that_nanochat_draws() -> None:
         assert shots_of(CHOICE, found, number) == [expected[i] for i in drawn]
 
 
-def test_a_part_of_a_task_is_always_the_same_and_grows_by_more() -> None:
+def test_a_part_of_a_task_is_always_the_same_and_grows_by_more():
     some = chosen(CHOICE, 1000, 100)
     assert some == sorted(some) == chosen(CHOICE, 1000, 100)
     assert len(some) == 100
@@ -129,7 +124,7 @@ def test_a_part_of_a_task_is_always_the_same_and_grows_by_more() -> None:
 # ---- In which words
 
 
-def test_the_texts_of_each_kind() -> None:
+def test_the_texts_of_each_kind():
     choice = {"query": "Q1 ", "choices": ["yes", "no"], "gold": 1}
     assert texts_of(CHOICE, choice, [{"query": "Q0", "choices": ["x", "y"], "gold": 0}]) == [
         "Q0\nAnswer: x\n\nQ1 \nAnswer: yes",
@@ -162,8 +157,8 @@ def test_the_texts_of_each_kind() -> None:
     ],
 )
 def test_scored_is_what_follows_the_common_beginning_or_is_the_common_end(
-    task: Task, texts: list[list[int]], starts: list[int], flags: str
-) -> None:
+    task, texts, starts, flags
+):
     found = question_of(task, {"gold": 1}, 7, texts, 5)
     assert [choice.start for choice in found.choices] == starts
     whole = texts[-len(starts) :]
@@ -175,9 +170,7 @@ def test_scored_is_what_follows_the_common_beginning_or_is_the_common_end(
 
 
 @pytest.mark.parametrize("task", KINDS, ids=lambda task: task.kind)
-def test_a_text_is_tokenized_whole(
-    task: Task, data: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_text_is_tokenized_whole(task, data, monkeypatch):
     monkeypatch.setattr(prompts, "EXAMPLES_AT_ONCE", 2)
     vocabulary = tokenizer.load(Path(data["TOKENIZER"]))
     entries = [example(task.kind, i) for i in range(12)]

@@ -7,8 +7,6 @@ import math
 import shutil
 import signal
 import time
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -36,13 +34,13 @@ class Parts:
 
     def evaluator(
         self,
-        sources: dict[str, ShardSet] | None = None,
-        rank: int = 0,
-        size: int = 1,
-        end_of_text: int = -1,
-        held_out: dict[str, int] | None = None,
-        **settings: Any,
-    ) -> Evaluator:
+        sources=None,
+        rank=0,
+        size=1,
+        end_of_text=-1,
+        held_out=None,
+        **settings,
+    ):
         return Evaluator(
             dataclasses.replace(self.config, **settings),
             sources or {"python-stdlib": self.shards},
@@ -52,12 +50,12 @@ class Parts:
             held_out,
         )
 
-    def ids(self) -> torch.Tensor:
+    def ids(self):
         """All of the validation text."""
         file = self.shards.folder / "validation_00000.bin"
         return torch.from_numpy(np.fromfile(file, "<u2", offset=256).astype(np.int64))
 
-    def with_shard(self, folder: Path, ids: np.ndarray, source: str, seal: int) -> ShardSet:
+    def with_shard(self, folder, ids, source, seal):
         """A copy of the shards with another validation shard in this seal."""
         shutil.copytree(self.shards.folder, folder)
         manifest = json.loads((folder / "manifest.json").read_text())
@@ -69,7 +67,7 @@ class Parts:
 
 
 @pytest.fixture
-def parts(tiny: Config, data: dict[str, str]) -> Parts:
+def parts(tiny, data):
     c = dataclasses.replace(tiny, data_dir=data["DATA_DIR"], tokenizer=data["TOKENIZER"])
     vocabulary = prepare.vocabulary(c)
     shards = prepare.open_sources(c, vocabulary)["python-stdlib"]
@@ -77,16 +75,14 @@ def parts(tiny: Config, data: dict[str, str]) -> Parts:
 
 
 @torch.no_grad()
-def nats_of(model: Transformer, ids: torch.Tensor) -> float:
+def nats_of(model, ids):
     """Nats of all tokens of a text but the first."""
     logits = model(ids[None, :-1])[0]
     return F.cross_entropy(logits, ids[1:], reduction="sum").item()
 
 
 @pytest.mark.parametrize("doc_mask", [False, True])
-def test_the_full_set_scores_every_validation_token_but_the_first(
-    parts: Parts, doc_mask: bool
-) -> None:
+def test_the_full_set_scores_every_validation_token_but_the_first(parts, doc_mask):
     """With DOC_MASK, documents that share a window are scored apart."""
     ids = parts.ids()
     often = int(ids.bincount().argmax())
@@ -110,7 +106,7 @@ def test_the_full_set_scores_every_validation_token_but_the_first(
     assert result.bpb == pytest.approx(nats / math.log(2) / text_bytes, rel=1e-5)
 
 
-def test_the_subset_is_fixed_and_of_each_source_by_its_weight(parts: Parts) -> None:
+def test_the_subset_is_fixed_and_of_each_source_by_its_weight(parts):
     whole = parts.evaluator()
     chosen = parts.config.eval_tokens // parts.config.seq_len
     assert whole.subset == parts.evaluator(seed=9).subset
@@ -130,7 +126,7 @@ def test_the_subset_is_fixed_and_of_each_source_by_its_weight(parts: Parts) -> N
     assert max(of_first) > 2 * chosen  # of 63
 
 
-def test_each_source_has_its_own_loss_and_bits_per_byte(parts: Parts, tmp_path: Path) -> None:
+def test_each_source_has_its_own_loss_and_bits_per_byte(parts, tmp_path):
     """Beside an evaluation of that source alone, whatever the batches and ranks."""
     other = parts.with_shard(tmp_path / "shards", np.arange(700) % 400, "fineweb-edu", 0)
     both = {"python-stdlib": parts.shards, "fineweb-edu": other}
@@ -157,9 +153,7 @@ def test_each_source_has_its_own_loss_and_bits_per_byte(parts: Parts, tmp_path: 
     assert found.nats == pytest.approx(first.nats + second.nats)
 
 
-def test_a_run_scores_the_shards_that_there_were_when_it_began(
-    parts: Parts, tmp_path: Path
-) -> None:
+def test_a_run_scores_the_shards_that_there_were_when_it_began(parts, tmp_path):
     """While more are made, or its losses would not be of the same text."""
     grown = parts.with_shard(tmp_path / "shards", np.arange(1500) % 512, "python-stdlib", 1)
     sources = {"python-stdlib": grown}
@@ -169,7 +163,7 @@ def test_a_run_scores_the_shards_that_there_were_when_it_began(
     assert {shard for _, shard, _ in parts.evaluator(sources).full} == {0, 1}
 
 
-def test_an_evaluation_keeps_nothing_for_backward_and_tells_its_progress(parts: Parts) -> None:
+def test_an_evaluation_keeps_nothing_for_backward_and_tells_its_progress(parts):
     losses, words = list[torch.Tensor](), list[str]()
     parts.model.register_forward_hook(lambda *passed: losses.append(passed[2][0]))
     parts.evaluator()(parts.model, progress=words.append)
@@ -184,22 +178,22 @@ def test_an_evaluation_keeps_nothing_for_backward_and_tells_its_progress(parts: 
 class Split(torch.nn.Module):
     """A model whose processes wait for each other in each forward pass, as FSDP2's do."""
 
-    def __init__(self, model: torch.nn.Module):
+    def __init__(self, model):
         super().__init__()
         self.model = model
         self.passes = 0
         self.before = lambda: None
 
-    def reshard(self) -> None:
+    def reshard(self):
         pass
 
-    def forward(self, *inputs: torch.Tensor) -> object:
+    def forward(self, *inputs):
         self.passes += 1
         self.before()
         return self.model(*inputs)
 
 
-def test_an_interrupted_evaluation_gives_no_number(parts: Parts) -> None:
+def test_an_interrupted_evaluation_gives_no_number(parts):
     assert parts.evaluator()(parts.model, interrupted=lambda: True) is None
 
 
@@ -208,8 +202,8 @@ def test_an_interrupted_evaluation_gives_no_number(parts: Parts) -> None:
     ("where", "is_split"), [("padded", False), ("score", False), ("padded", True)]
 )
 def test_what_fails_or_takes_too_long_costs_the_number_wherever_it_is(
-    parts: Parts, monkeypatch: pytest.MonkeyPatch, where: str, is_split: bool
-) -> None:
+    parts, monkeypatch, where, is_split
+):
     evaluator, model = parts.evaluator(), Split(parts.model) if is_split else parts.model
     monkeypatch.setattr(evaluator, where, lambda *_: 1 / 0)
     with pytest.raises(ScoringFailed, match=r"rank 0: ZeroDivisionError: division by zero"):
@@ -225,7 +219,7 @@ def test_what_fails_or_takes_too_long_costs_the_number_wherever_it_is(
     assert evaluator(model).tokens == parts.config.eval_tokens
 
 
-def test_no_pass_through_a_split_model_is_cut_short(parts: Parts) -> None:
+def test_no_pass_through_a_split_model_is_cut_short(parts):
     """The others would wait for this rank's part: time counts between passes."""
     model = Split(parts.model)
     model.before = lambda: time.sleep(0.3)
@@ -237,14 +231,12 @@ def test_no_pass_through_a_split_model_is_cut_short(parts: Parts) -> None:
         parts.evaluator()(model)
 
 
-def test_a_rank_passes_through_a_split_model_for_as_long_as_others_have_more(
-    parts: Parts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_passes_through_a_split_model_for_as_long_as_others_have_more(parts, monkeypatch):
     """Its own 4 batches, and 3 of which nothing is scored."""
     expected = parts.evaluator()(parts.model)
     others = iter([True] * 7)
 
-    def sum_with_another(values: torch.Tensor) -> torch.Tensor:
+    def sum_with_another(values):
         if len(values) == 3:  # whether there is more, and two reasons to stop
             values[0] += next(others, False)
         return values
@@ -256,7 +248,7 @@ def test_a_rank_passes_through_a_split_model_for_as_long_as_others_have_more(
 
 
 @pytest.mark.fault(10)
-def test_damaged_validation_text_is_found_before_training(parts: Parts, tmp_path: Path) -> None:
+def test_damaged_validation_text_is_found_before_training(parts, tmp_path):
     where = make_data(tmp_path)
     parts.config = parts.config.replace(data_dir=where["DATA_DIR"], tokenizer=where["TOKENIZER"])
     parts.shards = prepare.open_sources(parts.config, parts.vocabulary)["python-stdlib"]

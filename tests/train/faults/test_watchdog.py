@@ -81,7 +81,7 @@ def test_a_hang_that_ends_while_it_is_reported_is_none(tmp_path):
 class Looks:
     """The times between the watchdog's looks, by a clock of its own."""
 
-    def __init__(self, *waits: float, before=lambda: None):
+    def __init__(self, *waits, before=lambda: None):
         self.now, self.waits, self.before = 0.0, list(waits), before
 
     def wait(self, seconds):

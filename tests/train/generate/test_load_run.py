@@ -4,9 +4,7 @@ import dataclasses
 import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,12 +18,12 @@ from tests.train.model.test_model import recipe
 from train.checkpoint.manifest import CheckpointError
 from train.data.manifest import DataError
 from train.data.tokenizer import TokenizerError, load
-from train.generate.load_run import Trained, open_trained, settings_of_command
+from train.generate.load_run import open_trained, settings_of_command
 from train.model import model as model_module
 from train.model.hf_import import ForeignError
 
 
-def open_with(given: str, **command: Any) -> Trained:
+def open_with(given, **command):
     """What a command sees that is given these settings, and whose preset is another than the run's."""
     c = dataclasses.replace(Config(), device="cpu", **command).derived()
     return open_trained(c, ALONE, given=given.split())
@@ -39,11 +37,11 @@ class Run:
     folder: Path
     weights: dict[int, dict[str, torch.Tensor]]
 
-    def open(self, given: str = "", **command: Any) -> Trained:
+    def open(self, given="", **command):
         where = {"runs_dir": self.config.runs_dir, "data_dir": self.config.data_dir}
         return open_with(f"RUN_NAME {given}", **{"run_name": "a-run"} | where | command)
 
-    def store(self, attempt: dict[str, Any] | None = None, **settings: Any) -> None:
+    def store(self, attempt=None, **settings):
         """Change config.json."""
         facts = json.loads((self.folder / "config.json").read_text())
         facts["settings"] |= settings
@@ -52,7 +50,7 @@ class Run:
 
 
 @pytest.fixture
-def run(tiny: Config, tmp_path: Path, data: dict[str, str]) -> Run:
+def run(tiny, tmp_path, data):
     where = {"runs_dir": str(tmp_path), "data_dir": data["DATA_DIR"], "device": "cuda"}
     shape = {"n_kv_head": 1, "qk_norm": True, "dtype": "bfloat16", "preset": "tiny"}
     c = dataclasses.replace(tiny, run_name="a-run", tokenizer=data["TOKENIZER"], **where, **shape)
@@ -70,7 +68,7 @@ def run(tiny: Config, tmp_path: Path, data: dict[str, str]) -> Run:
     return Run(c, folder, weights)
 
 
-def equal(opened: Trained, weights: dict[str, torch.Tensor]) -> bool:
+def equal(opened, weights):
     found = dict(opened.model.named_parameters())
     return found.keys() == weights.keys() and all(
         torch.equal(found[name], weights[name]) for name in weights
@@ -80,7 +78,7 @@ def equal(opened: Trained, weights: dict[str, torch.Tensor]) -> bool:
 # ---- A run
 
 
-def test_the_newest_weights_come_back_to_the_bit_with_the_runs_own_shape(run: Run) -> None:
+def test_the_newest_weights_come_back_to_the_bit_with_the_runs_own_shape(run):
     opened = run.open()
     assert equal(opened, run.weights[3])
     assert not equal(opened, run.weights[1])
@@ -102,21 +100,19 @@ def test_the_newest_weights_come_back_to_the_bit_with_the_runs_own_shape(run: Ru
     [({}, {}, 1e-5), ({"norm_eps": 1e-6}, {}, 1e-6), ({}, {"NORM_EPS": 1e-3}, 1e-3)],
     ids=["ours", "of INIT_FROM", "of an older version"],
 )
-def test_a_run_keeps_the_epsilon_of_its_norms(
-    run: Run, attempt: dict[str, Any], settings: dict[str, Any], eps: float
-) -> None:
+def test_a_run_keeps_the_epsilon_of_its_norms(run, attempt, settings, eps):
     run.store(attempt, **settings, OF_LATER=1)  # which this version does not know
     model = run.open().model
     assert {part.eps for part in model.modules() if isinstance(part, model_module.RMSNorm)} == {eps}
 
 
-def test_no_moment_is_read(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_moment_is_read(run, monkeypatch):
     from torch.distributed.checkpoint import FileSystemReader
 
     asked: list[str] = []
     inner = FileSystemReader.read_data
 
-    def read_data(self: Any, plan: Any, planner: Any) -> Any:
+    def read_data(self, plan, planner):
         asked.extend(item.storage_index.fqn for item in plan.items)
         return inner(self, plan, planner)
 
@@ -127,10 +123,8 @@ def test_no_moment_is_read(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert any(name.startswith("optimizer.") for name in there)
 
 
-def test_one_that_the_trainer_deletes_meanwhile_is_said_to_be_deleted(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def build(*how: object, **options: object) -> object:
+def test_one_that_the_trainer_deletes_meanwhile_is_said_to_be_deleted(run, monkeypatch):
+    def build(*how, **options):
         shutil.rmtree(run.folder / "checkpoints" / "step_0000003")  # it was verified by now
         return model_module.build(*how, **options)
 
@@ -140,8 +134,8 @@ def test_one_that_the_trainer_deletes_meanwhile_is_said_to_be_deleted(
 
 
 def test_where_the_newest_is_damaged_the_one_before_is_opened_and_a_step_asked_for_is_refused(
-    run: Run,
-) -> None:
+    run,
+):
     path = run.folder / "checkpoints" / "step_0000003" / "__0_0.distcp"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -153,7 +147,7 @@ def test_where_the_newest_is_damaged_the_one_before_is_opened_and_a_step_asked_f
         run.open(step=3)
 
 
-def remove(run: Run, pattern: str) -> None:
+def remove(run, pattern):
     for path in list(run.folder.glob(pattern)):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
@@ -171,9 +165,7 @@ def remove(run: Run, pattern: str) -> None:
     ],
     ids=lambda value: str(value)[:12],
 )
-def test_what_is_missing_or_damaged_is_named(
-    run: Run, spoil: Any, command: dict[str, Any], error: type[Exception], words: str
-) -> None:
+def test_what_is_missing_or_damaged_is_named(run, spoil, command, error, words):
     if isinstance(spoil, str):
         remove(run, spoil)
     run_settings = spoil if isinstance(spoil, dict) else {}
@@ -184,8 +176,8 @@ def test_what_is_missing_or_damaged_is_named(
 
 
 def test_settings_that_disagree_with_the_run_are_refused_and_others_are_the_commands(
-    run: Run,
-) -> None:
+    run,
+):
     changes = {"n_layer": 4, "seq_len": 64, "n_embd": 32, "doc_mask": True}
     with pytest.raises(SettingsError) as raised:
         run.open("N_LAYER SEQ_LEN N_EMBD DOC_MASK", **changes)
@@ -201,7 +193,7 @@ def test_settings_that_disagree_with_the_run_are_refused_and_others_are_the_comm
     assert (c.seed, c.micro_batch_size) == (run.config.seed, run.config.micro_batch_size)
 
 
-def test_the_tokenizer_is_known_by_its_hash(run: Run, tmp_path: Path) -> None:
+def test_the_tokenizer_is_known_by_its_hash(run, tmp_path):
     """The run's own copy, or one that has moved; another one in its place is refused."""
     content = Path(run.config.tokenizer).read_bytes()
     run.store(TOKENIZER=str(tmp_path / "gone.json"))
@@ -223,22 +215,22 @@ def test_the_tokenizer_is_known_by_its_hash(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def folder(tiny: Config, tmp_path: Path, data: dict[str, str]) -> tuple[Config, Path]:
+def folder(tiny, tmp_path, data):
     return publish(tmp_path / "qwen", data, recipe(tiny, **QWEN))
 
 
-def publish(place: Path, data: dict[str, str], c: Config) -> tuple[Config, Path]:
+def publish(place, data, c):
     published(place, c, max_shard_size="100KB")
     shutil.copy(data["TOKENIZER"], place / "tokenizer.json")
     return c, place
 
 
-def of_folder(place: Path, given: str = "", **command: Any) -> Trained:
+def of_folder(place, given="", **command):
     where = {"init_from": str(place), "runs_dir": str(place.parent)}
     return open_with(f"INIT_FROM {given}", **where, **command)
 
 
-def test_a_foreign_folder_tells_its_own_shape_and_tokenizer(folder: tuple[Config, Path]) -> None:
+def test_a_foreign_folder_tells_its_own_shape_and_tokenizer(folder):
     from transformers import AutoModelForCausalLM
 
     c, place = folder
@@ -253,9 +245,7 @@ def test_a_foreign_folder_tells_its_own_shape_and_tokenizer(folder: tuple[Config
     assert of_folder(place, "N_LAYER", n_layer=2).config.n_layer == 2
 
 
-def test_rows_that_no_file_holds_are_zero(
-    tiny: Config, tmp_path: Path, data: dict[str, str]
-) -> None:
+def test_rows_that_no_file_holds_are_zero(tiny, tmp_path, data):
     _, place = publish(tmp_path / "llama", data, recipe(tiny, vocab_size=513))
     weight = of_folder(place).model.embed_tokens.weight
     assert len(weight) == 640
@@ -273,30 +263,28 @@ def test_rows_that_no_file_holds_are_zero(
     ],
 )
 def test_what_is_wrong_with_a_foreign_folder_is_said(
-    folder: tuple[Config, Path],
-    spoil: Callable[[Path], object] | None,
-    given: str,
-    command: dict[str, Any],
-    error: type[Exception],
-    words: str,
-) -> None:
+    folder,
+    spoil,
+    given,
+    command,
+    error,
+    words,
+):
     if spoil:
         spoil(folder[1])
     with pytest.raises(error, match=words):
         of_folder(folder[1], given, **command)
 
 
-def test_a_vocabulary_larger_than_the_table_is_refused(
-    tiny: Config, tmp_path: Path, data: dict[str, str]
-) -> None:
+def test_a_vocabulary_larger_than_the_table_is_refused(tiny, tmp_path, data):
     _, place = publish(tmp_path / "llama", data, recipe(tiny, vocab_size=501))
     with pytest.raises(DataError, match="the tokenizer has 512 entries, but VOCAB_SIZE=501"):
         of_folder(place)
 
 
 def test_all_that_does_not_fit_a_foreign_folder_is_said_at_once(
-    folder: tuple[Config, Path],
-) -> None:
+    folder,
+):
     _, place = folder
     longest = json.loads((place / "config.json").read_text())["max_position_embeddings"]
     with pytest.raises(SettingsError) as raised:
@@ -305,7 +293,7 @@ def test_all_that_does_not_fit_a_foreign_folder_is_said_at_once(
     assert names == ["STEP=4", f"SEQ_LEN={2 * longest}", "N_LAYER=7"]
 
 
-def test_a_run_and_a_folder_of_weights(run: Run, folder: tuple[Config, Path]) -> None:
+def test_a_run_and_a_folder_of_weights(run, folder):
     """A folder asked for by name is opened though the preset's run is there; one that a run named was not trained from
     is refused."""
     init_from = str(folder[1])
@@ -317,7 +305,7 @@ def test_a_run_and_a_folder_of_weights(run: Run, folder: tuple[Config, Path]) ->
     assert run.open("INIT_FROM", init_from=init_from).step == 3
 
 
-def test_rules_about_steps_do_not_keep_a_command_from_looking_at_a_model() -> None:
+def test_rules_about_steps_do_not_keep_a_command_from_looking_at_a_model():
     environ = {"ENV_FILE": "", "MICRO_BATCH_SIZE": "7", "PATH": os.environ["PATH"]}
     with pytest.raises(SettingsError):
         Config.load(environ)

@@ -7,25 +7,24 @@ from pathlib import Path
 import pytest
 
 from settings import SettingsError
-from settings.config import Config
 from tests.finetune.models import as_rank
 from tests.processes import run_ranks
 from tests.train.checkpoint.test_reshard import digests, run
 from tests.train.making import ALONE
 from train.distributed import world as distributed
 from train.distributed.parallel import waits_in_forward
-from train.generate.load_run import Trained, open_trained
+from train.generate.load_run import open_trained
 from train.optim import build_optimizer
 
 
-def weights(opened: Trained) -> dict[str, str]:
+def weights(opened):
     """Name -> hash of every whole weight."""
     model = opened.model.requires_grad_(True)
     found = digests(model, build_optimizer(model, opened.config))
     return {name: digest for name, digest in found.items() if not name.startswith("state.")}
 
 
-def open_as_rank(rank: int, size: int, c: Config, folder: str, split: bool) -> None:
+def open_as_rank(rank, size, c, folder, split):
     world = as_rank(rank, size)
     opened = open_trained(c, world, split, given={"RUN_NAME"})
     found = {
@@ -48,13 +47,13 @@ def open_as_rank(rank: int, size: int, c: Config, folder: str, split: bool) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_weights_of_two_processes_come_back_to_the_bit(
-    tmp_path: Path,
-    tiny: Config,
-    free_port: int,
-    parallel: str,
-    data: dict[str, str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    tmp_path,
+    tiny,
+    free_port,
+    parallel,
+    data,
+    monkeypatch,
+):
     monkeypatch.setenv("TEST_PORT", str(free_port))
     where = {"runs_dir": str(tmp_path), "run_name": "run", "tokenizer": data["TOKENIZER"]}
     c = tiny.replace(device="cpu", parallel=parallel, **where)

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -24,28 +23,25 @@ from train.data import prepare
 from train.data.tokenizer import load
 from train.generate import sample as sampling
 from train.model.generate import continue_text
-from train.model.model import Transformer
 
 
 class Shell:
     """Calls make sample's program with settings and standard input."""
 
-    def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], **settings: str
-    ):
+    def __init__(self, monkeypatch, capfd, **settings):
         self.monkeypatch, self.capfd, self.settings = monkeypatch, capfd, settings
 
     def __call__(
         self,
-        stdin: bytes = b"",
-        terminal: bool = False,
-        code: int = 0,
-        chat: bool = False,
-        **settings: object,
-    ) -> tuple[str, str]:
+        stdin=b"",
+        terminal=False,
+        code=0,
+        chat=False,
+        **settings,
+    ):
         """(standard output, standard error)"""
 
-        def show(_: object, text: str, *more: object) -> None:
+        def show(_, text, *more):
             sys.stderr.write(f"{text % more}\n")
 
         typed = io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8")
@@ -66,12 +62,12 @@ class Shell:
 
 @pytest.fixture
 def sample(
-    run: Run,  # noqa: F811
-    data: dict[str, str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> Shell:
+    run,  # noqa: F811
+    data,
+    tmp_path,
+    monkeypatch,
+    capfd,
+):
     (tmp_path / "own.env").write_text("DEVICE=cpu\n")
     run.store(DTYPE="float32")
     return Shell(
@@ -86,7 +82,7 @@ def sample(
     )
 
 
-def test_the_prompt_and_what_the_runs_weights_say_behind_it(sample: Shell, run: Run) -> None:  # noqa: F811
+def test_the_prompt_and_what_the_runs_weights_say_behind_it(sample, run):  # noqa: F811
     opened = run.open()
     expected = continue_text(opened.model, opened.vocabulary, "abcd e", 12, seed=4)
     out, err = sample(PROMPT="abcd e", SEED=4)
@@ -104,14 +100,14 @@ def test_the_prompt_and_what_the_runs_weights_say_behind_it(sample: Shell, run: 
     assert sample(terminal=True)[0].startswith(prompt)
 
 
-def test_how_tokens_are_chosen_is_a_setting(sample: Shell) -> None:
+def test_how_tokens_are_chosen_is_a_setting(sample):
     greedy, _ = sample(PROMPT="abcd", SAMPLE_TEMPERATURE=0)
     assert sample(PROMPT="abcd", SAMPLE_TOP_K=1)[0] == greedy
     assert sample(PROMPT="abcd", SAMPLE_TOP_P=1e-6, SAMPLE_TOP_K=0)[0] == greedy
     assert sample(PROMPT="abcd")[0] != greedy
 
 
-def test_a_text_may_outgrow_seq_len(sample: Shell) -> None:
+def test_a_text_may_outgrow_seq_len(sample):
     out, err = sample(PROMPT="abcd", SAMPLE_TOKENS=70)
     assert "Context: SEQ_LEN=32 tokens. Older text is dropped." in err
     assert len(out) > 40
@@ -130,18 +126,14 @@ def test_a_text_may_outgrow_seq_len(sample: Shell) -> None:
         (64, "PROMPT is not set", {"PROMPT": "", "chat": True}),
     ],
 )
-def test_what_is_wrong_has_its_exit_code_and_nothing_is_written(
-    sample: Shell, code: int, words: str, settings: dict[str, Any]
-) -> None:
+def test_what_is_wrong_has_its_exit_code_and_nothing_is_written(sample, code, words, settings):
     out, err = sample(code=code, **{"PROMPT": "a"} | settings)
     assert words in err
     assert out == ""
 
 
-def test_weights_that_are_no_numbers_say_nothing(
-    sample: Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def spoilt(*how: Any) -> Any:
+def test_weights_that_are_no_numbers_say_nothing(sample, monkeypatch):
+    def spoilt(*how):
         opened = inner(*how)
         opened.model.layers[1].mlp.up_proj.weight[3, 2] = float("nan")
         return opened
@@ -153,12 +145,10 @@ def test_weights_that_are_no_numbers_say_nothing(
     assert "step_0000003: layers.1.mlp.up_proj.weight holds values that are infinite or NaN" in err
 
 
-def test_weights_are_cast_once_and_ctrl_c_ends_with_130(
-    sample: Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_are_cast_once_and_ctrl_c_ends_with_130(sample, monkeypatch):
     dtypes: set[torch.dtype] = set()
 
-    def generate(model: Transformer, *_: object) -> None:
+    def generate(model, *_):
         dtypes.update(weight.dtype for weight in model.parameters())
         raise KeyboardInterrupt
 
@@ -167,9 +157,7 @@ def test_weights_are_cast_once_and_ctrl_c_ends_with_130(
     assert dtypes == {torch.bfloat16}
 
 
-def test_weights_of_others_begin_from_nothing(
-    sample: Shell, tiny: Config, tmp_path: Path, data: dict[str, str]
-) -> None:
+def test_weights_of_others_begin_from_nothing(sample, tiny, tmp_path, data):
     from transformers import AutoModelForCausalLM
 
     _, place = publish(tmp_path / "llama", data, recipe(tiny, **LLAMA))
@@ -185,7 +173,7 @@ def test_weights_of_others_begin_from_nothing(
     assert "llama: imported weights" in err
 
 
-def test_characters_survive_any_locale(sample: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_characters_survive_any_locale(sample, monkeypatch):
     text = "d\u00e9f \u65e5"
     settings = sample.settings | {"PROMPT": text, "SAMPLE_TEMPERATURE": "0"}
     out = sample(**settings)[0]
@@ -200,7 +188,7 @@ def test_characters_survive_any_locale(sample: Shell, monkeypatch: pytest.Monkey
 # ---- Conversations
 
 
-def test_a_message_is_answered(sample: Shell) -> None:
+def test_a_message_is_answered(sample):
     out, _ = sample(PROMPT="abcd", chat=True)
     assert not out.startswith("abcd")
     assert sample(b"abcd", chat=True)[0] == out
@@ -208,9 +196,7 @@ def test_a_message_is_answered(sample: Shell) -> None:
     assert both.startswith(f"==== 1 of 2, SEED=1337\n{out}==== 2 of 2, SEED=1338\n")
 
 
-def test_a_conversation_leaves_room_for_an_answer(
-    sample: Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_conversation_leaves_room_for_an_answer(sample, monkeypatch):
     asked: list[int] = []
     monkeypatch.setattr(sampling, "write", lambda opened, ids, stops: asked.append(len(ids)) or "a")
     _, err = sample(b"abcd\n" * 12, terminal=True, chat=True, SAMPLE_TOKENS=10)
@@ -226,8 +212,8 @@ def test_a_conversation_leaves_room_for_an_answer(
 
 @pytest.mark.parametrize("terminal", [False, True])
 def test_a_tokenizer_without_the_tokens_is_refused_before_anything_is_asked(
-    sample: Shell, data: dict[str, str], tmp_path: Path, tiny: Config, terminal: bool
-) -> None:
+    sample, data, tmp_path, tiny, terminal
+):
     text = Path(data["TOKENIZER"]).read_text().replace('"<|assistant|>"', '"<|other|>"')
     published(tmp_path / "llama", recipe(tiny, **LLAMA))
     (tmp_path / "llama" / "tokenizer.json").write_text(text)
@@ -238,7 +224,7 @@ def test_a_tokenizer_without_the_tokens_is_refused_before_anything_is_asked(
     assert "\n> " not in err
 
 
-def read_until(terminal: int, what: bytes, seconds: float = 60) -> bytes:
+def read_until(terminal, what, seconds=60):
     """What a terminal shows, up to and with this; all of it where its program ends first."""
     shown, deadline = b"", time.monotonic() + seconds
     while what not in shown:
@@ -251,7 +237,7 @@ def read_until(terminal: int, what: bytes, seconds: float = 60) -> bytes:
     return shown
 
 
-def test_a_conversation_at_a_real_terminal_ends_with_ctrl_d(sample: Shell) -> None:
+def test_a_conversation_at_a_real_terminal_ends_with_ctrl_d(sample):
     answer = sample(PROMPT="ab", chat=True, SAMPLE_TOKENS=3)[0].rstrip("\n")
     ours, theirs = pty.openpty()
     with subprocess.Popen(

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from settings import SettingsError
-from settings.config import SETTINGS, Config
+from settings.config import SETTINGS
 from tests.finetune.models import as_rank
 from tests.processes import run_ranks
 from tests.train.model.test_model import hugging_face, recipe
@@ -35,9 +35,7 @@ QWEN = {
 THEIR_EPS = 1e-6  # of RMSNorm
 
 
-def published(
-    folder: Path, c: Config, dtype: torch.dtype = torch.float32, **how: object
-) -> torch.nn.Module:
+def published(folder, c, dtype=torch.float32, **how):
     """A model of Hugging Face with random weights, and its files as save_pretrained writes them."""
     model = build(dataclasses.replace(c, seed=4), CPU, norm_eps=THEIR_EPS)
     with torch.no_grad():
@@ -49,7 +47,7 @@ def published(
     return other
 
 
-def logits(model: torch.nn.Module, c: Config) -> torch.Tensor:
+def logits(model, c):
     tokens = torch.randint(c.vocab_size, (2, c.seq_len), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         found = model(tokens)
@@ -57,14 +55,14 @@ def logits(model: torch.nn.Module, c: Config) -> torch.Tensor:
 
 
 @pytest.fixture
-def llama(tiny: Config, tmp_path: Path) -> tuple[Config, Path]:
+def llama(tiny, tmp_path):
     """Settings of a small Llama, and a folder with one that fits them."""
     c = recipe(tiny, **LLAMA)
     published(tmp_path / "llama", c)
     return c, tmp_path / "llama"
 
 
-def change(folder: Path, **values: object) -> None:
+def change(folder, **values):
     """Change keys of config.json; None takes one away."""
     config = json.loads((folder / "config.json").read_text()) | values
     (folder / "config.json").write_text(
@@ -72,14 +70,14 @@ def change(folder: Path, **values: object) -> None:
     )
 
 
-def change_weights(folder: Path, changes: dict[str, Any]) -> None:
+def change_weights(folder, changes):
     """Change tensors of model.safetensors; None takes one away."""
     weights = load_file(folder / "model.safetensors") | changes
     kept = {name: weight for name, weight in weights.items() if weight is not None}
     save_file(kept, folder / "model.safetensors")
 
 
-def problems(folder: Path, c: Config) -> list[str]:
+def problems(folder, c):
     with pytest.raises(SettingsError) as raised:
         hf_import.check(folder, c)
     return raised.value.problems
@@ -101,9 +99,7 @@ def problems(folder: Path, c: Config) -> list[str]:
     ids=str,
 )
 @pytest.mark.parametrize("how", [{}, {"max_shard_size": "100KB"}], ids=["one file", "shards"])
-def test_logits_equal_those_of_the_model_that_was_saved(
-    tiny: Config, tmp_path: Path, changes: dict, how: dict
-) -> None:
+def test_logits_equal_those_of_the_model_that_was_saved(tiny, tmp_path, changes, how):
     c = recipe(tiny, **changes)
     theirs = published(tmp_path, c, **how)
     assert (len(list(tmp_path.glob("*.safetensors"))) > 3) == bool(how)
@@ -120,7 +116,7 @@ def test_logits_equal_those_of_the_model_that_was_saved(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_other_types_become_float32(tiny: Config, tmp_path: Path, dtype: torch.dtype) -> None:
+def test_other_types_become_float32(tiny, tmp_path, dtype):
     c = recipe(tiny, **QWEN)
     theirs = published(tmp_path, c, dtype)
     hf_import.check(tmp_path, c)
@@ -132,7 +128,7 @@ def test_other_types_become_float32(tiny: Config, tmp_path: Path, dtype: torch.d
     assert all(torch.equal(weight, wanted[name]) for name, weight in model.named_parameters())
 
 
-def test_links_are_followed(llama: tuple[Config, Path], tmp_path: Path) -> None:
+def test_links_are_followed(llama, tmp_path):
     """The hub's cache is a folder of links."""
     c, folder = llama
     (tmp_path / "links").mkdir()
@@ -146,8 +142,8 @@ def test_links_are_followed(llama: tuple[Config, Path], tmp_path: Path) -> None:
 
 
 def test_keys_of_older_and_of_sparing_config_files_are_understood(
-    llama: tuple[Config, Path],
-) -> None:
+    llama,
+):
     c, folder = llama
     absent = dict.fromkeys(("rope_parameters", "rope_scaling", "head_dim", "mlp_bias"))
     change(folder, **absent, rope_theta=10000)
@@ -160,7 +156,7 @@ def test_keys_of_older_and_of_sparing_config_files_are_understood(
     assert hf_import.read_norm_eps(folder) == 1e-6
 
 
-def test_what_old_files_hold_besides_is_passed_over(llama: tuple[Config, Path]) -> None:
+def test_what_old_files_hold_besides_is_passed_over(llama):
     """Angles, which follow from the settings, and the tied table a second time, as transformers does."""
     c, folder = llama
     change_weights(
@@ -174,7 +170,7 @@ def test_what_old_files_hold_besides_is_passed_over(llama: tuple[Config, Path]) 
     hf_import.load(folder, build(c, CPU))
 
 
-def test_hashes_are_those_of_the_files(llama: tuple[Config, Path]) -> None:
+def test_hashes_are_those_of_the_files(llama):
     _, folder = llama
     assert hf_import.hashes(folder) == {
         name: hashlib.sha256((folder / name).read_bytes()).hexdigest()
@@ -185,9 +181,7 @@ def test_hashes_are_those_of_the_files(llama: tuple[Config, Path]) -> None:
 # ---- What does not fit
 
 
-def test_all_differences_are_said_at_once_with_the_value_to_set(
-    tiny: Config, tmp_path: Path
-) -> None:
+def test_all_differences_are_said_at_once_with_the_value_to_set(tiny, tmp_path):
     published(tmp_path, recipe(tiny, **QWEN))
     ours = recipe(tiny, n_layer=3, n_head=2, n_embd=32, vocab_size=640, mlp_dim=100)
     found = " ".join(problems(tmp_path, ours))
@@ -227,9 +221,7 @@ ROPE = "rope_parameters"
     ],
     ids=str,
 )
-def test_what_this_model_does_not_compute_is_refused(
-    llama: tuple[Config, Path], changes: dict[str, Any], words: str
-) -> None:
+def test_what_this_model_does_not_compute_is_refused(llama, changes, words):
     c, folder = llama
     change(folder, **changes)
     found = [problem for problem in problems(folder, c) if "Leave QK_NORM" not in problem]
@@ -237,7 +229,7 @@ def test_what_this_model_does_not_compute_is_refused(
     assert re.search(words, " ".join(found).replace('"', ""))
 
 
-def test_names_shapes_and_types_must_be_those_of_the_model(llama: tuple[Config, Path]) -> None:
+def test_names_shapes_and_types_must_be_those_of_the_model(llama):
     c, folder = llama
     change_weights(
         folder,
@@ -262,14 +254,14 @@ def test_names_shapes_and_types_must_be_those_of_the_model(llama: tuple[Config, 
     assert "has N_LAYER=2" in problems(folder, c.replace(n_layer=3))[0]  # together with these
 
 
-def test_a_folder_that_changed_since_it_was_checked_is_noticed(llama: tuple[Config, Path]) -> None:
+def test_a_folder_that_changed_since_it_was_checked_is_noticed(llama):
     c, folder = llama
     with pytest.raises(ForeignError, match=r"no model.embed_tokens.weight of shape \[512, 32\]"):
         hf_import.load(folder, build(recipe(c, n_embd=32, **LLAMA), CPU))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_weight_that_is_no_number_is_named(llama: tuple[Config, Path], value: float) -> None:
+def test_a_weight_that_is_no_number_is_named(llama, value):
     c, folder = llama
     name = "model.layers.1.mlp.gate_proj.weight"
     change_weights(folder, {name: torch.full((192, 64), value)})
@@ -286,28 +278,28 @@ class Counted:
 
     read = 0
 
-    def __init__(self, inner: Any):
+    def __init__(self, inner):
         self.inner = inner
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         return getattr(self.inner, name)
 
-    def __enter__(self) -> "Counted":
+    def __enter__(self):
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *error):
         pass
 
-    def get_slice(self, name: str) -> "Counted":
+    def get_slice(self, name):
         return Counted(self.inner.get_slice(name))
 
-    def __getitem__(self, rows: slice) -> torch.Tensor:
+    def __getitem__(self, rows):
         values = self.inner[rows]
         Counted.read += values.numel()
         return values
 
 
-def split(rank: int, size: int, folder: str, damaged: str, c: Config) -> None:
+def split(rank, size, folder, damaged, c):
     """Load into a model of FSDP2 and compare with a whole one; then a file that is bad in one rank's rows."""
     from torch.distributed.fsdp import fully_shard
 
@@ -340,9 +332,7 @@ def split(rank: int, size: int, folder: str, damaged: str, c: Config) -> None:
     os._exit(0)  # the group would hang on to the model
 
 
-def test_two_processes_of_fsdp_have_what_one_has(
-    tiny: Config, tmp_path: Path, free_port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_processes_of_fsdp_have_what_one_has(tiny, tmp_path, free_port, monkeypatch):
     monkeypatch.setenv("TEST_PORT", str(free_port))
     c = recipe(tiny, **QWEN, vocab_size=501, mlp_dim=101, device="cpu")  # odd: unequal parts
     published(tmp_path, c)

@@ -5,11 +5,9 @@ import os
 import pickle
 import re
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from settings.config import Config
 from tests.train.model.test_hf_import import CPU, LLAMA, llama, problems, published
 from tests.train.model.test_model import recipe
 from train.model import hf_import
@@ -34,7 +32,7 @@ DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_a_damaged_file_is_named_with_what_it_is(llama: tuple[Config, Path], name: str) -> None:
+def test_a_damaged_file_is_named_with_what_it_is(llama, name):
     c, folder = llama
     path = folder / WEIGHTS
     damage, words = DAMAGES[name]
@@ -48,19 +46,19 @@ def test_a_damaged_file_is_named_with_what_it_is(llama: tuple[Config, Path], nam
 
 
 @pytest.mark.parametrize("content", [PAGE, b"[1]", b"\xff", b"[" * 10**6], ids=lambda c: str(c)[:9])
-def test_a_config_that_is_none_is_named(llama: tuple[Config, Path], content: bytes) -> None:
+def test_a_config_that_is_none_is_named(llama, content):
     c, folder = llama
     (folder / "config.json").write_bytes(content)
     with pytest.raises(ForeignError, match=re.escape(f"{folder}/config.json: ")):
         hf_import.check(folder, c)
 
 
-def test_shards_must_be_there_and_lie_in_the_folder(tiny: Config, tmp_path: Path) -> None:
+def test_shards_must_be_there_and_lie_in_the_folder(tiny, tmp_path):
     c = recipe(tiny, **LLAMA)
     published(tmp_path, c, max_shard_size="100KB")
     places = json.loads((tmp_path / INDEX).read_text())["weight_map"]
 
-    def refuse(words: str, name: object) -> None:
+    def refuse(words, name):
         (tmp_path / INDEX).write_text(
             json.dumps({"weight_map": places | {"model.norm.weight": name}})
         )
@@ -80,15 +78,15 @@ def test_shards_must_be_there_and_lie_in_the_folder(tiny: Config, tmp_path: Path
 class Bomb:
     """What writes a file when it is unpickled."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path):
         self.path = path
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self):
         return os.mkdir, (str(self.path),)
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "__0_0.distcp", WEIGHTS, "config.json"])
-def test_a_pickle_is_never_run(llama: tuple[Config, Path], tmp_path: Path, name: str) -> None:
+def test_a_pickle_is_never_run(llama, tmp_path, name):
     c, folder = llama
     bomb = pickle.dumps(Bomb(tmp_path / "ran"))
     if name != "config.json":
@@ -103,9 +101,7 @@ def test_a_pickle_is_never_run(llama: tuple[Config, Path], tmp_path: Path, name:
     assert (tmp_path / "ran").exists()  # it would have run
 
 
-def test_a_folder_without_weights_says_what_it_holds(
-    llama: tuple[Config, Path], tmp_path: Path
-) -> None:
+def test_a_folder_without_weights_says_what_it_holds(llama, tmp_path):
     c, folder = llama
     (folder / WEIGHTS).rename(folder / "consolidated.safetensors")
     with pytest.raises(ForeignError, match=r"holds neither .* but config\.json, consolidated\.saf"):

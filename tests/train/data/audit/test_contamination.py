@@ -5,9 +5,7 @@ import logging
 import random
 import shutil
 import string
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,11 +13,10 @@ import pytest
 from settings import SettingsError
 from tests.train.data.test_tokenizer import gemma, mistral
 from train.data import tokenizer
-from train.data.audit.contamination import RunTable, Task, read_tasks
+from train.data.audit.contamination import RunTable, read_tasks
 from train.data.audit.scan import read_words
 from train.data.data_paths import core_bundle_path
 from train.data.manifest import DataError
-from train.data.tokenizer import Vocabulary
 from train.data.word_hashes import hash_documents, split_words
 
 # Words as they are written, and as they are compared.
@@ -39,36 +36,36 @@ WORDS = {
 }
 
 
-def sentence(rng: random.Random, n: int) -> str:
+def sentence(rng, n):
     return " ".join(
         rng.choice(["".join(rng.choices(string.ascii_lowercase, k=5)), *WORDS]) for _ in range(n)
     )
 
 
-def tuples(text: str) -> set[tuple[str, ...]]:
+def tuples(text):
     """The runs of 13 words of a sentence made above."""
     words = [word for word in (WORDS.get(w, w) for w in text.split()) if word]
     return {tuple(words[i : i + 13]) for i in range(len(words) - 12)}
 
 
 @pytest.fixture
-def vocabulary(data: dict[str, str]) -> Vocabulary:
+def vocabulary(data):
     return tokenizer.load(Path(data["TOKENIZER"]))
 
 
-def write(path: Path, rows: list) -> Path:
+def write(path, rows):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
-def hashes_of(v: Vocabulary, documents: list[str]) -> np.ndarray:
+def hashes_of(v, documents):
     """The words of documents in a shard, by its tokens."""
     ids = [i for text in documents for i in (v.end_of_text, *v.encode(text))]
     return read_words(v, np.array(ids))
 
 
-def compared(v: Vocabulary, folder: Path, rows: list, documents: list[str]) -> dict:
+def compared(v, folder, rows, documents):
     """What documents share with a task of these rows."""
     (task,) = read_tasks(str(write(folder / "task.jsonl", rows)), folder)
     table = RunTable([task])
@@ -77,22 +74,20 @@ def compared(v: Vocabulary, folder: Path, rows: list, documents: list[str]) -> d
     return table.count_shared(task, is_found)
 
 
-def test_a_word_is_lower_case_without_punctuation() -> None:
+def test_a_word_is_lower_case_without_punctuation():
     written = "\u00a0 \u3000\t\n".join([*WORDS, "snake_case", "… (c)", "{ } >"])
     assert split_words(written) == [word for word in WORDS.values() if word] + ["snakecase", "c"]
 
 
 @pytest.mark.parametrize("make", [gemma, mistral])
-def test_tokens_of_sentencepiece_give_the_words_of_their_text(make: Callable[[], Any]) -> None:
+def test_tokens_of_sentencepiece_give_the_words_of_their_text(make):
     v = tokenizer.from_tokenizer(make(), 64 * "0", "here")
     texts = ["two words, one é 日本", "and \0 more"]
     assert hashes_of(v, texts).tolist() == hash_documents(texts).tolist()
     assert hash_documents(["a\0b"]).tolist() == hash_documents(["ab"]).tolist()
 
 
-def test_rows_and_grams_found_are_those_of_plain_sets(
-    vocabulary: Vocabulary, tmp_path: Path
-) -> None:
+def test_rows_and_grams_found_are_those_of_plain_sets(vocabulary, tmp_path):
     """Each fourth row leaks a part of one of its strings, under other punctuation."""
     rng = random.Random(5)
     strings = [[sentence(rng, n) for n in (40, 20, 30)] for _ in range(60)]
@@ -133,8 +128,8 @@ W = [f"w{i}" for i in range(60)]
     ],
 )
 def test_a_row_is_compared_by_its_strings_of_13_words_or_of_8_or_as_a_whole(
-    vocabulary: Vocabulary, tmp_path: Path, row: Any, documents: list[str], example: list | None
-) -> None:
+    vocabulary, tmp_path, row, documents, example
+):
     found = compared(vocabulary, tmp_path, [row, None], documents)
     examples = [] if example is None else [{"row": 1, "text": " ".join(example)}]
     assert (found["examples"], found["rows_touched"]) == (examples, len(examples))
@@ -143,13 +138,11 @@ def test_a_row_is_compared_by_its_strings_of_13_words_or_of_8_or_as_a_whole(
 # ---- Tasks on disk
 
 
-def words_of(tasks: list[Task]) -> list[tuple[str, list[str]]]:
+def words_of(tasks):
     return [(task.name, [" ".join(text.words) for text in task.texts]) for task in tasks]
 
 
-def test_tasks_of_a_folder_a_zip_or_a_download_are_named_by_their_stem(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_tasks_of_a_folder_a_zip_or_a_download_are_named_by_their_stem(tmp_path, caplog):
     caplog.set_level(logging.INFO)
     rng = random.Random(1)
     folder = tmp_path / "bundle"
@@ -169,7 +162,7 @@ def test_tasks_of_a_folder_a_zip_or_a_download_are_named_by_their_stem(
     assert words_of(read_tasks(address, tmp_path)) == words_of(tasks)
 
 
-def pack(folder: Path) -> bytes:
+def pack(folder):
     return Path(shutil.make_archive(str(folder.parent / "packed"), "zip", folder)).read_bytes()
 
 
@@ -184,9 +177,7 @@ def pack(folder: Path) -> bytes:
         ("t.zip", None, "t.zip/a.jsonl: cannot be read "),
     ],
 )
-def test_a_damaged_task_is_refused_by_file_and_row(
-    tmp_path: Path, name: str, content: bytes | None, said: str
-) -> None:
+def test_a_damaged_task_is_refused_by_file_and_row(tmp_path, name, content, said):
     if content is None:
         write(tmp_path / "tasks" / "a.jsonl", [sentence(random.Random(1), 30)])
         damaged = bytearray(pack(tmp_path / "tasks"))
@@ -200,7 +191,7 @@ def test_a_damaged_task_is_refused_by_file_and_row(
 
 
 @pytest.mark.parametrize("name", ["absent", "empty"])
-def test_a_path_without_tasks_is_named(tmp_path: Path, name: str) -> None:
+def test_a_path_without_tasks_is_named(tmp_path, name):
     (tmp_path / "empty").mkdir()
     with pytest.raises(SettingsError, match=rf"CORE_BUNDLE={tmp_path}/{name}: There is no"):
         read_tasks(f"{tmp_path}/{name}", tmp_path)

@@ -20,7 +20,7 @@ from train.data.sources.source import CorpusError, Source
 
 
 @pytest.mark.fault(10, 11)
-def test_a_file_here_that_changed_or_went_is_named_with_what_was_expected(tmp_path: Path) -> None:
+def test_a_file_here_that_changed_or_went_is_named_with_what_was_expected(tmp_path):
     p = declare(tmp_path, {f"{name}.jsonl": b'{"text": "%c"}\n' % ord(name) for name in "abc"})
     files = Files(p, tmp_path / "data")
     (tmp_path / "a.jsonl").write_text('{"text": "A"}\n')
@@ -39,12 +39,10 @@ def test_a_file_here_that_changed_or_went_is_named_with_what_was_expected(tmp_pa
 # ---- Downloads, without a hub
 
 
-def test_one_file_at_most_is_downloaded_ahead_and_none_holds_up_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_file_at_most_is_downloaded_ahead_and_none_holds_up_another(tmp_path, monkeypatch):
     begun, go = [], threading.Event()
 
-    def get(self: Files, i: int) -> Path:
+    def get(self, i):
         is_ahead = threading.current_thread() is not threading.main_thread()
         begun.append((i, is_ahead))
         assert not is_ahead or go.wait(60)
@@ -76,7 +74,7 @@ def test_one_file_at_most_is_downloaded_ahead_and_none_holds_up_another(
 
 
 @pytest.fixture
-def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def slept(monkeypatch):
     """How long was slept; time passes by sleeping only."""
     pauses: list[float] = []
     monkeypatch.setattr(asking.time, "sleep", pauses.append)
@@ -85,17 +83,17 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return pauses
 
 
-def ask(error: Exception) -> str:
+def ask(error):
     """Return what is said where the answer is always this error."""
 
-    def answer() -> None:
+    def answer():
         raise error
 
     return refusal(asking.ask, "a/b", "it", answer)
 
 
 @pytest.mark.fault(12)
-def test_pauses_grow_with_jitter_and_are_bounded_in_number_and_time(slept: list[float]) -> None:
+def test_pauses_grow_with_jitter_and_are_bounded_in_number_and_time(slept):
     said = r"the hub does not give it: it answers 500; asked \d times in \d+ s; check"
     assert re.match(said, ask(asking.Again("it answers 500")))
     assert 5 <= len(slept) <= asking.TRIES - 1 and sum(slept) <= asking.TOTAL_S
@@ -120,9 +118,7 @@ def test_pauses_grow_with_jitter_and_are_bounded_in_number_and_time(slept: list[
         (asking.Late("no whole answer came"), "no whole answer came; asked 1 times"),
     ],
 )
-def test_what_asking_again_cannot_help_is_not_asked_again(
-    slept: list[float], error: Exception, said: str
-) -> None:
+def test_what_asking_again_cannot_help_is_not_asked_again(slept, error, said):
     assert re.search(said, ask(error))
     if isinstance(error, ValueError):
         wrapped = KeyError("x")
@@ -182,17 +178,17 @@ class Answer(NamedTuple):
     left: list[str]
     log: list[str]
 
-    def asked(self, path: str) -> int:
+    def asked(self, path):
         return self.repository.requests.count(path)
 
 
 def get(
-    folder: Path,
-    *manners: str,
-    retry_after: int | None = None,
-    closed: bool = False,
-    **constants: Any,
-) -> dict[str, Answer]:
+    folder,
+    *manners,
+    retry_after=None,
+    closed=False,
+    **constants,
+):
     """Read a data set in each manner: "500 file*2" for twice. Nothing but pins may be left. closed: there is no hub."""
     served = {}
     for manner in manners:
@@ -214,7 +210,7 @@ def get(
     return answers
 
 
-def path_of(name: str, at: str) -> str:
+def path_of(name, at):
     return {
         "about": f"GET /api/datasets/{name}",
         "file": f"GET /datasets/{name}{TRAIN}",
@@ -223,7 +219,7 @@ def path_of(name: str, at: str) -> str:
 
 
 @pytest.mark.fault(12)
-def test_what_is_refused_is_not_asked_for_again_and_named_with_the_remedy(tmp_path: Path) -> None:
+def test_what_is_refused_is_not_asked_for_again_and_named_with_the_remedy(tmp_path):
     manners = [f"{how} {at}" for how in ("401", "403", "404", "gated") for at in PLACES]
     for manner, answer in get(tmp_path, *manners).items():
         how, _, at = manner.partition(" ")
@@ -239,7 +235,7 @@ def test_what_is_refused_is_not_asked_for_again_and_named_with_the_remedy(tmp_pa
 
 
 @pytest.mark.fault(12)
-def test_what_fails_for_a_moment_is_asked_for_again(tmp_path: Path) -> None:
+def test_what_fails_for_a_moment_is_asked_for_again(tmp_path):
     manners = [f"{how} {at}*2" for how in ("429", "500", "503", "408", "page") for at in PLACES]
     answers = get(tmp_path, *manners, "wrong file*2", "short file*1", "good")
     for manner, answer in answers.items():
@@ -253,7 +249,7 @@ def test_what_fails_for_a_moment_is_asked_for_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.fault(12)
-def test_what_goes_on_failing_is_given_up_with_its_last_cause(tmp_path: Path) -> None:
+def test_what_goes_on_failing_is_given_up_with_its_last_cause(tmp_path):
     causes = {
         "500 about": "it answers 500",
         "429 file": "it answers 429",
@@ -272,7 +268,7 @@ def test_what_goes_on_failing_is_given_up_with_its_last_cause(tmp_path: Path) ->
 
 
 @pytest.mark.fault(12)
-def test_retry_after_is_waited_for(tmp_path: Path) -> None:
+def test_retry_after_is_waited_for(tmp_path):
     for answer in get(tmp_path, "429 about*1", "503 file*1", retry_after=1).values():
         assert answer.documents == 60 and answer.seconds >= 1
     for answer in get(tmp_path, "429 about", "429 file", retry_after=3600).values():
@@ -281,7 +277,7 @@ def test_retry_after_is_waited_for(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.fault(12)
-def test_silence_and_bodies_that_stay_short_are_given_up_in_time(tmp_path: Path) -> None:
+def test_silence_and_bodies_that_stay_short_are_given_up_in_time(tmp_path):
     manners = ("hangs about", "hangs file", "hangs head file", "short file")
     for answer in get(tmp_path, *manners, SILENCE_S=0.3, TOTAL_S=3.0).values():
         said = answer.documents.split(": ", 1)[1]
@@ -291,7 +287,7 @@ def test_silence_and_bodies_that_stay_short_are_given_up_in_time(tmp_path: Path)
 
 
 @pytest.mark.fault(12)
-def test_no_hub_at_all_is_a_network_to_check(tmp_path: Path) -> None:
+def test_no_hub_at_all_is_a_network_to_check(tmp_path):
     answer = get(tmp_path, "good", closed=True)["good"]
     assert "Connection refused" in answer.documents and "check the network" in answer.documents
     assert answer.seconds < 50
@@ -299,8 +295,8 @@ def test_no_hub_at_all_is_a_network_to_check(tmp_path: Path) -> None:
 
 @pytest.mark.fault(12)
 def test_a_file_that_was_left_here_is_used_if_it_is_right_and_halves_are_deleted(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     folder = tmp_path / "a-good" / "downloads" / REVISION[:12]
     half = folder / ".cache" / "huggingface" / "download" / "x.incomplete"
     for left, asked in ((QUESTIONS, 0), (PAGE, 1)):

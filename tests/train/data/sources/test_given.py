@@ -3,8 +3,6 @@
 import hashlib
 import os
 import random
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,11 +21,11 @@ from train.data.sources.pin import File, Pinned
 from train.data.sources.rows import Document, piece_bytes
 
 
-def texts(data: Any, folder: Path) -> list[Any]:
+def texts(data, folder):
     return outcomes(read(give(data, folder / "data")))
 
 
-def write(folder: Path, contents: dict[str, bytes]) -> Path:
+def write(folder, contents):
     for name, content in contents.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
@@ -38,7 +36,7 @@ def write(folder: Path, contents: dict[str, bytes]) -> Path:
 
 
 @pytest.fixture
-def book(tmp_path: Path) -> str:
+def book(tmp_path):
     """Paragraphs of words of several lengths."""
     random.seed(5000)
     words = ["naïve", "tree", "of", "the", "running", "Übermut", "sea"]
@@ -48,9 +46,7 @@ def book(tmp_path: Path) -> str:
     return text
 
 
-def test_pieces_of_plain_text_are_the_file_and_end_at_blank_lines(
-    tmp_path: Path, book: str
-) -> None:
+def test_pieces_of_plain_text_are_the_file_and_end_at_blank_lines(tmp_path, book):
     found = texts(tmp_path / "book.txt", tmp_path)
     assert "".join(found) == book
     size = len(book.encode()) // 400
@@ -64,8 +60,8 @@ def test_pieces_of_plain_text_are_the_file_and_end_at_blank_lines(
     assert texts(tmp_path / "cut", tmp_path)
 
 
-def test_a_twentieth_is_held_out_by_the_hash_of_the_text(tmp_path: Path, book: str) -> None:
-    def held_out(path: Path) -> tuple[list[str], set[str]]:
+def test_a_twentieth_is_held_out_by_the_hash_of_the_text(tmp_path, book):
+    def held_out(path):
         pinned = give(path, tmp_path / "data")
         found = [item for item in read(pinned) if isinstance(item, Document)]
         assert all(item.name == hashlib.sha256(item.text.encode()).hexdigest() for item in found)
@@ -83,9 +79,7 @@ def test_a_twentieth_is_held_out_by_the_hash_of_the_text(tmp_path: Path, book: s
 # ---- Which files
 
 
-def test_a_folder_gives_its_text_and_names_what_it_leaves_out(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_folder_gives_its_text_and_names_what_it_leaves_out(tmp_path, caplog):
     contents = {
         ".git/config": b"hidden",
         "b.md": b"# b\n",
@@ -123,13 +117,13 @@ def test_a_folder_gives_its_text_and_names_what_it_leaves_out(
         "7",
     ],
 )
-def test_json_without_text_does_not_spoil_its_folder(tmp_path: Path, content: str) -> None:
+def test_json_without_text_does_not_spoil_its_folder(tmp_path, content):
     folder = write(tmp_path / "texts", {"a.txt": b"a", "b.json": content.encode()})
     assert list_files(str(folder)) == ([f"{folder}/a.txt"], {".json": 1})
     refusal(texts, folder / "b.json", tmp_path)  # a sentence
 
 
-def test_links_are_followed_and_what_they_lead_to_is_taken_once(tmp_path: Path) -> None:
+def test_links_are_followed_and_what_they_lead_to_is_taken_once(tmp_path):
     folder = write(tmp_path / "texts", {"b.txt": b"b", "sub/d.txt": b"d"})
     elsewhere = write(tmp_path / "elsewhere", {"c.txt": b"c"})
     for link, target in {
@@ -145,7 +139,7 @@ def test_links_are_followed_and_what_they_lead_to_is_taken_once(tmp_path: Path) 
     assert left_out == {"broken link": 1}
 
 
-def test_each_kind_of_text_is_read_from_a_file_a_folder_and_a_pattern(tmp_path: Path) -> None:
+def test_each_kind_of_text_is_read_from_a_file_a_folder_and_a_pattern(tmp_path):
     rows = {
         "lines.jsonl": b'{"text": "lines"}\n',
         "arrays.jsonl": b'["arrays"]\n["arrays too"]\n',
@@ -174,9 +168,7 @@ def test_each_kind_of_text_is_read_from_a_file_a_folder_and_a_pattern(tmp_path: 
         ("hf:a/b:en:train", "en", "train", ""),
     ],
 )
-def test_a_data_set_of_the_hub_is_named_with_config_split_and_column(
-    data: str, config: str | None, split: str, column: str
-) -> None:
+def test_a_data_set_of_the_hub_is_named_with_config_split_and_column(data, config, split, column):
     source = given_source(data, "stories")
     assert (source.kind, source.config, source.split, source.text) == ("hub", config, split, column)
     assert data.startswith(f"hf:{source.repository}")
@@ -196,9 +188,7 @@ def test_a_data_set_of_the_hub_is_named_with_config_split_and_column(
         ({"text": "whole", "answer": "42"}, "text"),
     ],
 )
-def test_the_column_of_text_is_found_and_printed(
-    tmp_path: Path, suffix: str, row: dict, column: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_column_of_text_is_found_and_printed(tmp_path, suffix, row, column, caplog):
     caplog.set_level("INFO")
     path = tmp_path / f"rows.{suffix}"
     path.write_bytes(encode([row], suffix))
@@ -209,7 +199,7 @@ def test_the_column_of_text_is_found_and_printed(
 @pytest.mark.parametrize(
     "first", [{"text": None, "url": "x"}, {"url": "x"}, {"text": 5, "url": "x"}, {"text": ""}]
 )
-def test_the_first_row_alone_does_not_choose_the_column(tmp_path: Path, first: dict) -> None:
+def test_the_first_row_alone_does_not_choose_the_column(tmp_path, first):
     rows = [{"text": f"text {n}", "url": "x"} for n in range(600)]
     story = encode([{"story": "a story"}], "jsonl")
     write(tmp_path / "in", {"a.jsonl": encode([first, *rows], "jsonl"), "b.jsonl": story})
@@ -230,9 +220,7 @@ SEVERAL = "has several columns of text (body, title). Choose one: DATA={path}#bo
         ({"n": 1, "body": "b"}, "#c", "no column 'c'; it has: n, body. Name another one: DATA="),
     ],
 )
-def test_a_column_that_is_not_plain_is_asked_for(
-    tmp_path: Path, suffix: str, row: dict, column: str, said: str
-) -> None:
+def test_a_column_that_is_not_plain_is_asked_for(tmp_path, suffix, row, column, said):
     path = tmp_path / f"rows.{suffix}"
     path.write_bytes(encode([row], suffix))
     assert said.format(path=path) in refusal(texts, f"{path}{column}", tmp_path)
@@ -273,9 +261,7 @@ NO_COLUMN = b'{"n": 1}\n' * 3
     ],
     ids=str,
 )
-def test_data_that_is_no_text_is_refused_by_name(
-    tmp_path: Path, data: str, content: bytes | None, said: str
-) -> None:
+def test_data_that_is_no_text_is_refused_by_name(tmp_path, data, content, said):
     if content is not None:
         write(tmp_path, {data.split("#")[0]: content})
     (tmp_path / "link").symlink_to(tmp_path / "link")
@@ -284,13 +270,11 @@ def test_data_that_is_no_text_is_refused_by_name(
     assert said in message and data.split("#")[0].rstrip(".") in message
 
 
-def test_a_folder_that_cannot_be_listed_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_cannot_be_listed_is_refused(tmp_path, monkeypatch):
     write(tmp_path, {"closed/b.txt": b"b", "a.txt": b"a"})
     scan = os.scandir
 
-    def scandir(path: Any) -> Any:
+    def scandir(path):
         if str(path).endswith("closed"):
             raise PermissionError(13, "Permission denied", path)
         return scan(path)

@@ -19,26 +19,26 @@ from train.data.sources.source import Source
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     for name in ("b.jsonl", "a/c.jsonl", "a/d.jsonl", "a/e.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(name)
     return tmp_path
 
 
-def papers(folder: Path, *patterns: str) -> Source:
+def papers(folder, *patterns):
     files = tuple(str(folder / pattern) for pattern in patterns)
     return Source("papers", "files", 0.2, files=files)
 
 
-def names(p: Pinned) -> list[str]:
+def names(p):
     return [file.name for file in p.files]
 
 
 # ---- Files here
 
 
-def test_globs_give_each_file_once_in_order_with_size_and_hash(folder: Path) -> None:
+def test_globs_give_each_file_once_in_order_with_size_and_hash(folder):
     s = papers(folder, "b.jsonl", "**/*.jsonl", "a/*")
     p = pin.pin(s, folder / "data")
     assert p.files == tuple(
@@ -49,7 +49,7 @@ def test_globs_give_each_file_once_in_order_with_size_and_hash(folder: Path) -> 
     assert pin.pinned(s, folder / "data") == p == pin.pin(s, folder / "data")
 
 
-def test_names_stay_as_they_were_given(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_stay_as_they_were_given(folder, monkeypatch):
     monkeypatch.setenv("HOME", str(folder))
     monkeypatch.setattr(given, "ROOT", folder)
     s = Source("papers", "files", 0.2, files=("a/*.jsonl", "~/b.jsonl"))
@@ -60,18 +60,18 @@ def test_names_stay_as_they_were_given(folder: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_revision_is_of_names_and_contents_that_are_hashed_when_size_or_time_changed(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    folder, monkeypatch
+):
     hashed, real = [], pin.digest_of
 
-    def digest_of(path: Path, kind: str) -> str:
+    def digest_of(path, kind):
         hashed.append(path.name)
         return real(path, kind)
 
     monkeypatch.setattr(pin, "digest_of", digest_of)
     s, b = papers(folder, "**/*.jsonl"), folder / "b.jsonl"
 
-    def revision() -> tuple[str, list[str]]:
+    def revision():
         hashed.clear()
         p = pin.pin(s, folder / "data")
         assert pin.pinned(s, folder / "data") == p
@@ -93,7 +93,7 @@ def test_a_revision_is_of_names_and_contents_that_are_hashed_when_size_or_time_c
         assert revision()[1] == ["c.jsonl", "d.jsonl"]
 
 
-def test_what_matches_no_file_is_named(folder: Path) -> None:
+def test_what_matches_no_file_is_named(folder):
     for patterns in (("b.jsonl", "x*"), ("a",)):  # a folder
         said = refusal(pin.pin, papers(folder, *patterns), folder / "data")
         assert f"papers: no file matches '{folder}/{patterns[-1]}' (looked for {folder}/" in said
@@ -103,9 +103,7 @@ def test_what_matches_no_file_is_named(folder: Path) -> None:
 @pytest.mark.parametrize(
     "pattern", ["**/*.txt", "texts/**", "**/texts/**/*.txt", "texts/**/**/*.txt"]
 )
-def test_files_are_read_once_however_links_and_copies_multiply_them(
-    tmp_path: Path, pattern: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_files_are_read_once_however_links_and_copies_multiply_them(tmp_path, pattern, caplog):
     texts = tmp_path / "texts"
     (texts / "sub").mkdir(parents=True)
     for name, content in {"a": "a", "b": "b", "sub/c": "c", "sub/copy": "a"}.items():
@@ -117,7 +115,7 @@ def test_files_are_read_once_however_links_and_copies_multiply_them(
     assert "papers: left out copies of other files (1), for example " in caplog.text
 
 
-def test_a_pin_with_copies_of_an_earlier_version_stays(folder: Path) -> None:
+def test_a_pin_with_copies_of_an_earlier_version_stays(folder):
     (folder / "z.jsonl").write_bytes((folder / "b.jsonl").read_bytes())
     s = papers(folder, "*.jsonl")
     path = pin.pin_path(s, folder / "data")
@@ -132,9 +130,7 @@ def test_a_pin_with_copies_of_an_earlier_version_stays(folder: Path) -> None:
     assert [Path(name).name for name in names(again)] == ["b.jsonl", "new.jsonl"]
 
 
-def test_the_embedded_corpus_is_pinned_by_the_interpreters_version(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_embedded_corpus_is_pinned_by_the_interpreters_version(tmp_path, monkeypatch):
     whole = pin.pin(Source("python-stdlib", "stdlib", 0.05), tmp_path)
     assert whole.revision == "{}.{}.{}".format(*sys.version_info)
     assert names(whole) == sorted(set(names(whole)))
@@ -163,9 +159,7 @@ def test_the_embedded_corpus_is_pinned_by_the_interpreters_version(
         ("other", "not the pin of a source"),
     ],
 )
-def test_a_pin_that_is_absent_or_damaged_is_named_with_the_remedy(
-    folder: Path, damage: str | None, said: str
-) -> None:
+def test_a_pin_that_is_absent_or_damaged_is_named_with_the_remedy(folder, damage, said):
     s = papers(folder, "b.jsonl")
     pin.pin(s, folder / "data")
     path = pin.pin_path(s, folder / "data")
@@ -178,12 +172,10 @@ def test_a_pin_that_is_absent_or_damaged_is_named_with_the_remedy(
     assert message.startswith(f"{path}: {said}") and message.endswith("make data")
 
 
-def test_another_revision_in_the_declaration_asks_for_another_pin(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_revision_in_the_declaration_asks_for_another_pin(tmp_path, monkeypatch):
     made = []
 
-    def hub_pin(s: Source, token: str) -> Pinned:
+    def hub_pin(s, token):
         made.append(s.revision)
         return Pinned(s, s.revision, (File("a.jsonl", 1, "git-sha1:0"),))
 
@@ -234,13 +226,13 @@ configs:
 """
 
 
-def git(content: bytes) -> str:
+def git(content):
     return "git-sha1:" + hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
 def test_the_files_of_a_config_and_split_are_pinned_with_what_the_hub_says_of_them(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     files = {
         "README.md": CARD,
         "one/train-1.jsonl": b"b" * 5,

@@ -6,7 +6,6 @@ import random
 import re
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -35,9 +34,7 @@ from train.data.sources.source import CorpusError, Source
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_every_format_gives_the_same_documents_from_any_place_on(
-    tmp_path: Path, suffix: str
-) -> None:
+def test_every_format_gives_the_same_documents_from_any_place_on(tmp_path, suffix):
     files = {"a": ROWS[:90], "b": ROWS[90:]}
     p = declare(
         tmp_path, {f"{name}.{suffix}": encode_small(of, suffix) for name, of in files.items()}
@@ -74,9 +71,7 @@ def test_every_format_gives_the_same_documents_from_any_place_on(
         ("a.json", b"[ ]", []),
     ],
 )
-def test_what_becomes_of_each_row(
-    tmp_path: Path, compression: str, name: str, content: bytes, expected: list[Any]
-) -> None:
+def test_what_becomes_of_each_row(tmp_path, compression, name, content, expected):
     p = declare(tmp_path, {name + compression: compress(content, compression)})
     whole = read(p)
     assert outcomes(whole) == expected
@@ -84,18 +79,18 @@ def test_what_becomes_of_each_row(
         assert whole[k].at == (0, k) and read(p, Cursor(0, k)) == whole[k:]
 
 
-def test_files_are_asked_for_one_after_the_other_and_the_next_one_ahead(tmp_path: Path) -> None:
+def test_files_are_asked_for_one_after_the_other_and_the_next_one_ahead(tmp_path):
     calls = []
 
     class Watched(fetch.Files):
-        def path(self, i: int) -> Path:
+        def path(self, i):
             calls.append(f"path {i}")
             return super().path(i)
 
-        def prefetch(self, i: int) -> None:
+        def prefetch(self, i):
             calls.append(f"prefetch {i}")
 
-        def done(self, i: int) -> None:
+        def done(self, i):
             calls.append(f"done {i}")
 
     p = declare(tmp_path, {f"{k}.jsonl": encode(ROWS[k : k + 2], "jsonl") for k in range(3)})
@@ -108,7 +103,7 @@ def test_files_are_asked_for_one_after_the_other_and_the_next_one_ahead(tmp_path
     ]
 
 
-def test_row_groups_before_the_place_are_not_read(tmp_path: Path) -> None:
+def test_row_groups_before_the_place_are_not_read(tmp_path):
     content = bytearray(encode_small(ROWS, "parquet"))
     content[10:60] = bytes(50)  # in the first of seven groups of 40 rows
     p = declare(tmp_path, {"a.parquet": bytes(content)})
@@ -116,12 +111,12 @@ def test_row_groups_before_the_place_are_not_read(tmp_path: Path) -> None:
     assert outcomes(read(p, Cursor(0, 40))) == [row["text"] for row in ROWS[40:]]
 
 
-def test_a_document_is_named_by_its_column_its_place_or_its_text(tmp_path: Path) -> None:
+def test_a_document_is_named_by_its_column_its_place_or_its_text(tmp_path):
     """The name decides what is held out, so with hold_out_by = "text" equal texts are together."""
     ids = [None, 7, "", "\ud800", "own"]
     content = encode([{"text": "a"}, *({"id": k, "text": "b"} for k in ids)], "jsonl")
 
-    def names(files: dict[str, bytes], **keys: Any) -> list[str]:
+    def names(files, **keys):
         found = read(declare(tmp_path, files, **keys))
         return [item.name for item in found if isinstance(item, Document)]
 
@@ -134,12 +129,12 @@ def test_a_document_is_named_by_its_column_its_place_or_its_text(tmp_path: Path)
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
-def test_a_template_makes_the_text_of_several_columns(tmp_path: Path, suffix: str) -> None:
+def test_a_template_makes_the_text_of_several_columns(tmp_path, suffix):
     good = {"q": "Why?", "o": {"A": "this", "B": "that"}, "n": 3}
     wrong = [good | {"n": None}, good | {"o": {"A": None, "B": "x"}}]
     content = {f"a.{suffix}": encode([good, *wrong], suffix)}
 
-    def made(template: str) -> list[Any]:
+    def made(template):
         return outcomes(read(declare(tmp_path, content, template=template)))
 
     assert made("{q} {o[A]} {n:02d}") == ["Why? this 03", ("null",), ("null",)]
@@ -151,9 +146,7 @@ def test_a_template_makes_the_text_of_several_columns(tmp_path: Path, suffix: st
         assert made("{q[x]}") == ["1", *[("template",)] * 3]
 
 
-def test_the_embedded_corpus_is_the_interpreters_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_embedded_corpus_is_the_interpreters_own(tmp_path, monkeypatch):
     contents = {
         "b.py": b"b = 'na\xc3\xafve'\r\n",
         "a/z.py": b"z",
@@ -192,8 +185,8 @@ BAD_LINES: dict[str, list[bytes]] = {
 
 
 def test_rows_of_json_lines_are_dropped_with_their_reason_and_the_others_stay(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     content, expected = b"", list[Any]()
     for reason, bad in BAD_LINES.items():
         for line in bad:
@@ -206,9 +199,7 @@ def test_rows_of_json_lines_are_dropped_with_their_reason_and_the_others_stay(
 
 
 @pytest.mark.parametrize("template", ["", "{text[en]}"])
-def test_rows_of_columns_are_dropped_with_their_reason_and_the_others_stay(
-    tmp_path: Path, template: str
-) -> None:
+def test_rows_of_columns_are_dropped_with_their_reason_and_the_others_stay(tmp_path, template):
     cells = [b"good", None, b"", b"  \n", b"\xff\xfe", b"a\0b", b"good"]
     text = pa.array(cells, pa.binary())
     column = pa.Array.from_buffers(pa.string(), len(text), text.buffers(), text.null_count)
@@ -220,9 +211,7 @@ def test_rows_of_columns_are_dropped_with_their_reason_and_the_others_stay(
     assert outcomes(found) == ["good", *reasons, "good"]
 
 
-def test_what_is_too_long_is_dropped_without_being_read_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_too_long_is_dropped_without_being_read_whole(tmp_path, monkeypatch):
     monkeypatch.setattr(formats, "LONGEST_TEXT", 1000)
     monkeypatch.setattr(rows, "LONGEST_TEXT", 1000)
     monkeypatch.setattr(formats, "BUFFER_BYTES", 64)
@@ -239,12 +228,10 @@ def test_what_is_too_long_is_dropped_without_being_read_whole(
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
-def test_a_file_of_which_too_much_was_dropped_is_refused_wherever_reading_began(
-    tmp_path: Path, suffix: str
-) -> None:
+def test_a_file_of_which_too_much_was_dropped_is_refused_wherever_reading_began(tmp_path, suffix):
     of = [{"id": str(i), "text": None if i < 51 else "x"} for i in range(100)]
 
-    def made(of: list, **keys: Any) -> pin.Pinned:
+    def made(of, **keys):
         return declare(tmp_path, {f"a.{suffix}": encode_small(of, suffix)}, **keys)
 
     said = "51 of 100 rows had to be dropped, more than max_dropped = 0.5 of them (column 'text' is"
@@ -273,9 +260,7 @@ def test_a_file_of_which_too_much_was_dropped_is_refused_wherever_reading_began(
     ],
     ids=["error", "page", "pointer"],
 )
-def test_a_file_that_is_something_else_is_named(
-    tmp_path: Path, suffix: str, content: bytes, said: str
-) -> None:
+def test_a_file_that_is_something_else_is_named(tmp_path, suffix, content, said):
     message = refusal(read, declare(tmp_path, {f"a.{suffix}": content}))
     assert message.startswith(f"{tmp_path / f'a.{suffix}'} of papers: is not ") and said in message
     assert "Get it again, or leave it out" in message
@@ -319,14 +304,14 @@ NO_KIND = "not a kind of file that papers can be read from; there are: .parquet,
     ids=str,
 )
 def test_a_file_that_holds_no_rows_of_text_is_refused_with_the_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes, said: str
-) -> None:
+    tmp_path, monkeypatch, name, content, said
+):
     monkeypatch.setattr(formats, "LONGEST_ARRAY", 10**6 if content in (HUGE, NESTED) else 800)
     message = refusal(read, declare(tmp_path, {name: content}))
     assert said in message and message.startswith(f"{tmp_path}/{name}")
 
 
-def test_a_column_may_be_absent_from_99_of_the_first_lines(tmp_path: Path) -> None:
+def test_a_column_may_be_absent_from_99_of_the_first_lines(tmp_path):
     p = declare(tmp_path, {"a.jsonl": LATER[LATER.index(b"\n") + 1 :]})
     assert outcomes(read(p)) == [("null",)] * 99 + ["x"] * 900
     nulls = declare(tmp_path, {"a.parquet": encode([{"text": None}], "parquet")})
@@ -335,7 +320,7 @@ def test_a_column_may_be_absent_from_99_of_the_first_lines(tmp_path: Path) -> No
 
 @pytest.mark.fault(11)
 @pytest.mark.parametrize("suffix", ["parquet", "jsonl.gz", "json.gz", "jsonl.zst"])
-def test_a_file_that_is_cut_anywhere_is_refused(tmp_path: Path, suffix: str) -> None:
+def test_a_file_that_is_cut_anywhere_is_refused(tmp_path, suffix):
     noise = [row | {"noise": random.Random(i).random()} for i, row in enumerate(ROWS)]
     content = encode_small(noise, suffix)
     n = len(content)
@@ -347,9 +332,7 @@ def test_a_file_that_is_cut_anywhere_is_refused(tmp_path: Path, suffix: str) -> 
 
 @pytest.mark.fault(11)
 @pytest.mark.parametrize(("suffix", "least"), [("parquet", 5), ("jsonl.gz", 20)])
-def test_a_file_with_bytes_that_changed_gives_no_other_text(
-    tmp_path: Path, suffix: str, least: int
-) -> None:
+def test_a_file_with_bytes_that_changed_gives_no_other_text(tmp_path, suffix, least):
     """Many of a small Parquet file's bytes mean nothing."""
     content = encode_small(ROWS, suffix, compression="none")
     rng, wrong = random.Random(3), 0
@@ -368,9 +351,7 @@ def test_a_file_with_bytes_that_changed_gives_no_other_text(
 @pytest.mark.fault(11)
 @pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz", "jsonl.zst"])
 @pytest.mark.parametrize("end", [b'{"id": "2", "te', b'{"id": "2", "text": "na\xc3', b"1"])
-def test_half_a_last_line_is_refused_behind_the_whole_ones(
-    tmp_path: Path, suffix: str, end: bytes
-) -> None:
+def test_half_a_last_line_is_refused_behind_the_whole_ones(tmp_path, suffix, end):
     content = b'{"text": "whole"}\n{"text": "whole"}\n' + end
     p = declare(tmp_path, {f"a.{suffix}": compress(content, suffix)})
     found = documents(p, fetch.Files(p, tmp_path))
@@ -391,9 +372,7 @@ def test_half_a_last_line_is_refused_behind_the_whole_ones(
         {"use_dictionary": False, "compression": "zstd", "write_batch_size": 1},
     ],
 )
-def test_parquet_that_multiplies_a_text_is_decoded_in_few_rows(
-    tmp_path: Path, options: dict
-) -> None:
+def test_parquet_that_multiplies_a_text_is_decoded_in_few_rows(tmp_path, options):
     text = "word " * 100_000
     path = tmp_path / "a.parquet"
     texts = [text] * 100 + ["short"] * 20_000
@@ -407,7 +386,7 @@ def test_parquet_that_multiplies_a_text_is_decoded_in_few_rows(
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view(), "dictionary"])
-def test_text_of_every_arrow_type_is_read(tmp_path: Path, kind: Any) -> None:
+def test_text_of_every_arrow_type_is_read(tmp_path, kind):
     plain = pa.array(["a", None, "naïve"])
     column = plain.dictionary_encode() if kind == "dictionary" else plain.cast(kind)
     content = encode(pa.table({"n": [1, 2, 3], "text": column}), "parquet")
@@ -416,7 +395,7 @@ def test_text_of_every_arrow_type_is_read(tmp_path: Path, kind: Any) -> None:
     assert outcomes(read(give(tmp_path / "a.parquet", tmp_path / "given"))) == outcomes(read(p))
 
 
-def test_dates_that_python_has_not_are_dropped_or_not_looked_at(tmp_path: Path) -> None:
+def test_dates_that_python_has_not_are_dropped_or_not_looked_at(tmp_path):
     days = pa.array([1, 2**31 - 1], pa.date32())
     times = pa.array([2**62, 1], pa.timestamp("us"))
     content = encode(pa.table({"text": ["a", "b"], "day": days, "time": times}), "parquet")
@@ -449,8 +428,8 @@ print(count, peak() - before)
     ("text", "count", "most_mb"), [("word " * 10_000_000, 5, 450), ("t", 200_000, 100)]
 )
 def test_memory_is_bounded_by_a_document_and_not_by_the_file(
-    tmp_path: Path, suffix: str, text: str, count: int, most_mb: int
-) -> None:
+    tmp_path, suffix, text, count, most_mb
+):
     """KiB above what the process had before; a text of 50 MB is there a few times at once, as bytes and as text."""
     path = tmp_path / f"a.{suffix}"
     path.write_bytes(encode_small([{"text": f"{i} {text}"} for i in range(count)], suffix))

@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ HERE = ROOT / "sources"
 FILES = 'files = ["a.jsonl"]\nvalidation_fraction = 0.1\n'
 
 
-def of(folder: Path, content: str) -> Source:
+def of(folder, content):
     (folder / "mine.toml").write_text(content)
     return declared("mine", [folder])
 
@@ -30,7 +29,7 @@ def of(folder: Path, content: str) -> Source:
 # ---- Those that are here
 
 
-def test_the_declared_sources_are_those_of_the_labs_mixture_and_the_embedded_one() -> None:
+def test_the_declared_sources_are_those_of_the_labs_mixture_and_the_embedded_one():
     assert {path.stem for path in HERE.glob("*")} == {
         "python",
         "python-stdlib",
@@ -50,7 +49,7 @@ def test_the_declared_sources_are_those_of_the_labs_mixture_and_the_embedded_one
         )
 
 
-def test_a_question_of_usmle_becomes_text_by_its_template() -> None:
+def test_a_question_of_usmle_becomes_text_by_its_template():
     row = {
         "question": "Which nerve?",
         "options": {"A": "Ulnar", "B": "Median", "C": "Radial", "D": "Vagus"},
@@ -69,7 +68,7 @@ def test_a_question_of_usmle_becomes_text_by_its_template() -> None:
 # ---- Declarations
 
 
-def test_a_declaration_of_files_gives_every_key_its_place(tmp_path: Path) -> None:
+def test_a_declaration_of_files_gives_every_key_its_place(tmp_path):
     s = of(
         tmp_path,
         'files = ["a/*.jsonl", "~/b.txt"]\ntext = "body"\nid = "url"\nvalidation_fraction = 0.25\n'
@@ -105,7 +104,7 @@ def test_a_declaration_of_files_gives_every_key_its_place(tmp_path: Path) -> Non
     )
 
 
-def test_an_unknown_source_is_named_with_those_that_there_are(tmp_path: Path) -> None:
+def test_an_unknown_source_is_named_with_those_that_there_are(tmp_path):
     for name, folder, said in (
         (
             "wiki",
@@ -119,7 +118,7 @@ def test_an_unknown_source_is_named_with_those_that_there_are(tmp_path: Path) ->
         assert said in refusal(declared, name, [folder])
 
 
-def test_a_source_is_declared_here_or_next_to_the_data_and_not_in_both(tmp_path: Path) -> None:
+def test_a_source_is_declared_here_or_next_to_the_data_and_not_in_both(tmp_path):
     ours, own = folders = [tmp_path / "sources", tmp_path / "data"]
     for folder in folders:
         folder.mkdir()
@@ -196,13 +195,13 @@ def test_a_source_is_declared_here_or_next_to_the_data_and_not_in_both(tmp_path:
     ],
 )
 def test_a_declaration_that_is_wrong_is_refused_with_the_key_and_what_would_be_right(
-    tmp_path: Path, content: str, said: str
-) -> None:
+    tmp_path, content, said
+):
     message = refusal(of, tmp_path, content)
     assert said in message and message.startswith(f"{tmp_path}/mine.toml: ")
 
 
-def test_every_key_has_a_valid_example(tmp_path: Path) -> None:
+def test_every_key_has_a_valid_example(tmp_path):
     for key, (kinds, example, _, _) in KEYS.items():
         base = {
             "hub": 'repository = "a/b"',
@@ -216,14 +215,14 @@ def test_every_key_has_a_valid_example(tmp_path: Path) -> None:
         assert of(tmp_path, "\n".join(lines.values())).name == "mine", key
 
 
-def test_columns_of_a_template_come_once_and_in_order() -> None:
+def test_columns_of_a_template_come_once_and_in_order():
     assert template_columns("{b} {a[x]} {b!r:>10} {{c}} {a[y][z]}") == ("b", "a")
 
 
 # ---- Identity and split
 
 
-def test_the_identity_changes_with_what_decides_the_text_and_with_nothing_else() -> None:
+def test_the_identity_changes_with_what_decides_the_text_and_with_nothing_else():
     s = Source("a", "hub", 0.1, repository="a/b")
     other: dict[str, Any] = {
         "kind": "files",
@@ -259,7 +258,7 @@ def test_the_identity_changes_with_what_decides_the_text_and_with_nothing_else()
     }
 
 
-def test_the_split_is_the_hash_of_the_name_against_the_share() -> None:
+def test_the_split_is_the_hash_of_the_name_against_the_share():
     s = Source("x", "hub", validation_fraction=0.2)
     for i in range(200):
         digest = hashlib.sha256(f"doc{i}".encode()).digest()

@@ -6,8 +6,6 @@ import logging
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -26,7 +24,7 @@ from train.data.streaming.consumer import Feed
 WORDS = {"source": "s", "tokens": 100, "made": 0, "pending": 0, "excess": 0}
 
 
-def quiet(tmp_path: Path, **settings: Any) -> Feed:
+def quiet(tmp_path, **settings):
     """A feed whose producer is not started."""
     made = Feed(
         dataclasses.replace(Config(), **settings), RunPaths(tmp_path), first=False, held_out={}
@@ -35,13 +33,13 @@ def quiet(tmp_path: Path, **settings: Any) -> Feed:
     return made
 
 
-def test_shards_are_deleted_only_as_far_as_there_is_too_much(tmp_path: Path) -> None:
+def test_shards_are_deleted_only_as_far_as_there_is_too_much(tmp_path):
     write_source(tmp_path / "s", [(np.arange(100), 1, 1)] * 6, [], "00" * 32)
     shards = ShardSet(tmp_path / "s", partial=True)
     order, this = SourceOrder("s", [10] * 6, 1, 0, False), quiet(tmp_path)
     size = shards.shards["train"][0].bytes
 
-    def left(excess: float) -> list[int]:
+    def left(excess):
         this.excess = int(excess * size)
         this.make_room([shards], [order], {"s": 35}, {"s": 46})
         return [k for k in range(6) if shards.is_there(k)]
@@ -51,10 +49,10 @@ def test_shards_are_deleted_only_as_far_as_there_is_too_much(tmp_path: Path) -> 
     assert left(10) == [3, 4, 5] and this.excess == 9 * size  # the checkpoint needs the fourth
 
 
-def test_progress_is_a_shard_more_or_more_of_the_next_than_ever_before(tmp_path: Path) -> None:
+def test_progress_is_a_shard_more_or_more_of_the_next_than_ever_before(tmp_path):
     this = quiet(tmp_path)
 
-    def moves(**words: Any) -> bool:
+    def moves(**words):
         this.moved_s = 0.0
         this.take(WORDS | words)
         return this.moved_s > 0
@@ -66,7 +64,7 @@ def test_progress_is_a_shard_more_or_more_of_the_next_than_ever_before(tmp_path:
     assert this.progress() == "; made so far: s 0.0M tokens"
 
 
-def test_what_is_no_word_of_the_producer_is_passed_over(tmp_path: Path) -> None:
+def test_what_is_no_word_of_the_producer_is_passed_over(tmp_path):
     this = quiet(tmp_path)
     this.ready = False
     this.listen(
@@ -78,11 +76,11 @@ def test_what_is_no_word_of_the_producer_is_passed_over(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def producer(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+def producer(monkeypatch):
     """Have producers be processes that run this code."""
     real = subprocess.Popen
 
-    def use(code: str) -> None:
+    def use(code):
         monkeypatch.setattr(
             consumer.subprocess,
             "Popen",
@@ -93,7 +91,7 @@ def producer(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     return use
 
 
-def until(what: Callable[[], object], seconds: float = 20) -> None:
+def until(what, seconds=20):
     deadline = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < deadline
@@ -101,11 +99,11 @@ def until(what: Callable[[], object], seconds: float = 20) -> None:
 
 
 def test_a_producer_that_is_refused_ends_a_wait_at_once_and_says_why(
-    tmp_path: Path,
-    producer: Callable[[str], None],
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    tmp_path,
+    producer,
+    caplog,
+    monkeypatch,
+):
     producer(
         "import json, sys; sys.stdout.write(json.dumps({'error': 'the hub refuses it (403)', 'again': False}))\n"
         "sys.exit(78)"
@@ -128,8 +126,8 @@ def test_a_producer_that_is_refused_ends_a_wait_at_once_and_says_why(
 
 
 def test_the_producer_has_the_settings_of_the_trainer_and_then_where_it_is(
-    tmp_path: Path, producer: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, producer, monkeypatch
+):
     said = tmp_path / "said"
     producer(
         f"import sys; f = open({str(said)!r}, 'w', buffering=1)\nfor line in sys.stdin: f.write(line)\n"
@@ -148,9 +146,7 @@ def test_the_producer_has_the_settings_of_the_trainer_and_then_where_it_is(
     assert json.loads(where) == {"at": {"a": 3}, "until": {"a": 5}}
 
 
-def test_a_producer_that_reads_nothing_does_not_hold_training_up(
-    tmp_path: Path, producer: Callable[[str], None]
-) -> None:
+def test_a_producer_that_reads_nothing_does_not_hold_training_up(tmp_path, producer):
     producer("import time; time.sleep(60)")
     this = Feed(Config(), RunPaths(tmp_path), first=True, held_out={"a": 2})
     began = time.monotonic()
@@ -161,9 +157,7 @@ def test_a_producer_that_reads_nothing_does_not_hold_training_up(
     assert this.process and this.process.returncode == -9
 
 
-def test_a_rank_that_never_sees_the_shards_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_that_never_sees_the_shards_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(timeouts, "DATA_TIMEOUT_S", 5)
     this = quiet(tmp_path)
     assert this.why_not(7.0, ["", "", "s"]) == ""  # more is still made

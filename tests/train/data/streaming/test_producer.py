@@ -1,8 +1,6 @@
 """train/data/streaming/producer.py: what the producer makes next, against every sample counted one by one."""
 
 import math
-from collections.abc import Iterator, Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -18,11 +16,11 @@ VALIDATION = ShardInfo("validation_00000.bin", 100, 9, 1, 1, 1, "")
 
 
 @pytest.fixture(autouse=True)
-def group_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+def group_shards(monkeypatch):
     monkeypatch.setattr(data_paths, "GROUP_SHARDS", 1)
 
 
-def seal(k: int, windows: int | None, validation: ShardInfo | None = None) -> Seal:
+def seal(k, windows, validation=None):
     """The k-th seal, with a training shard of so many windows, or with none."""
     info = None
     if windows is not None:
@@ -33,7 +31,7 @@ def seal(k: int, windows: int | None, validation: ShardInfo | None = None) -> Se
 class FakeMaker:
     """Makes shards of ten windows that nothing is in."""
 
-    def __init__(self, folder: Path, windows: Sequence[int | None], end: str | None):
+    def __init__(self, folder, windows, end):
         seals = [seal(k, n) for k, n in enumerate(windows)]
         self.folder = folder
         self.manifest = Manifest("", "", "", "", 0, end, seals=seals)
@@ -44,16 +42,16 @@ class FakeMaker:
         for k in range(len(seals)):
             self.write(k)
 
-    def write(self, k: int) -> None:
+    def write(self, k):
         info = self.manifest.seals[k].train
         if info:
             (self.folder / info.file).write_bytes(bytes(info.bytes))
 
-    def remake(self, seal: Seal) -> None:
+    def remake(self, seal):
         self.remade.append(self.manifest.seals.index(seal))
         self.write(self.remade[-1])
 
-    def make(self) -> Iterator[Seal]:
+    def make(self):
         seals = self.manifest.seals
         while self.manifest.end is None:
             seals.append(seal(len(seals), 10))
@@ -62,12 +60,12 @@ class FakeMaker:
 
 
 def a_stream(
-    folder: Path,
-    windows: Sequence[int | None] = (),
-    end: str | None = None,
-    gone: Sequence[int] = (),
-    **more: Any,
-) -> Stream:
+    folder,
+    windows=(),
+    end=None,
+    gone=(),
+    **more,
+):
     """A source of which shards have so many windows; gone: seals whose file was deleted."""
     maker = FakeMaker(folder, windows, end)
     for k in gone:
@@ -75,11 +73,11 @@ def a_stream(
     return Stream(folder.name, making=maker.make(), maker=cast(Any, maker), seq_len=SEQ_LEN, **more)
 
 
-def seals(one: Stream) -> int:
+def seals(one):
     return len(one.maker.manifest.seals)
 
 
-def remade(one: Stream) -> list[int]:
+def remade(one):
     return cast(FakeMaker, one.maker).remade
 
 
@@ -102,15 +100,15 @@ TENS = [10] * 4
     ],
 )
 def test_the_lead_is_how_many_samples_there_are_before_one_that_was_deleted(
-    tmp_path: Path,
-    windows: list[int | None],
-    end: str | None,
-    gone: list[int],
-    at: int,
-    until: int,
-    deleted: tuple[int, str] | None,
-    ahead: float,
-) -> None:
+    tmp_path,
+    windows,
+    end,
+    gone,
+    at,
+    until,
+    deleted,
+    ahead,
+):
     """deleted: the turn and the shard."""
     where = {"at": at, "until": until, "weight": 3, "held_out": 0}
     one = a_stream(tmp_path / "s", windows, end, gone, **where)
@@ -120,8 +118,8 @@ def test_the_lead_is_how_many_samples_there_are_before_one_that_was_deleted(
 
 
 def test_more_is_made_whatever_the_room_until_the_group_after_the_next_step_is_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(data_paths, "GROUP_SHARDS", 4)
     # Groups of 1, 1 and 2 shards.
     one = a_stream(tmp_path / "s", [10] * 4, weight=1, held_out=0)
@@ -134,8 +132,8 @@ def test_more_is_made_whatever_the_room_until_the_group_after_the_next_step_is_w
 
 
 def test_before_training_can_begin_what_it_begins_with_is_made_first_whatever_the_room(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     a, b = (a_stream(tmp_path / name, [10] * 3, weight=1, held_out=2) for name in "ab")
     a.maker.manifest.seals += [seal(3, 10, VALIDATION)] * 2
     # More to train on than of a.
@@ -150,22 +148,22 @@ def test_before_training_can_begin_what_it_begins_with_is_made_first_whatever_th
 class Quiet(Producer):
     """A producer of these streams that reports nothing."""
 
-    def __init__(self, *streams: Stream, cap: float = math.inf):
+    def __init__(self, *streams, cap=math.inf):
         self.streams, self.cap, self.shard_bytes = list(streams), cast(int, cap), 100
         self.made, self.excess = 0, 0
         self.trainer = cast(Any, SimpleNamespace(position={}))
 
-    def report(self, stream: Stream, now: bool = False) -> None:
+    def report(self, stream, now=False):
         pass
 
-    def go_to(self, **at: tuple[int, int]) -> None:
+    def go_to(self, **at):
         self.trainer.position = {
             "at": {name: a for name, (a, _) in at.items()},
             "until": {name: u for name, (_, u) in at.items()},
         }
 
 
-def test_the_source_of_which_training_has_the_least_ahead_comes_first(tmp_path: Path) -> None:
+def test_the_source_of_which_training_has_the_least_ahead_comes_first(tmp_path):
     a, b = (
         a_stream(tmp_path / name, weight=weight, held_out=0)
         for name, weight in (("a", 3), ("b", 1))
@@ -180,7 +178,7 @@ def test_the_source_of_which_training_has_the_least_ahead_comes_first(tmp_path: 
     assert seals(b) == 13
 
 
-def test_where_the_disk_s_share_is_used_up_only_what_is_needed_is_made(tmp_path: Path) -> None:
+def test_where_the_disk_s_share_is_used_up_only_what_is_needed_is_made(tmp_path):
     one = a_stream(tmp_path / "s", weight=1, held_out=0)
     producer = Quiet(one, cap=450)
     while producer.make_one():
@@ -200,7 +198,7 @@ def test_where_the_disk_s_share_is_used_up_only_what_is_needed_is_made(tmp_path:
     assert producer.make_one() and remade(one) == [0]
 
 
-def test_the_trainers_position_is_its_last_whole_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_trainers_position_is_its_last_whole_line(monkeypatch):
     codes: list[int] = []
     monkeypatch.setattr(stream.os, "_exit", codes.append)
     trainer = object.__new__(stream.Trainer)
