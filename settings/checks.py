@@ -205,7 +205,7 @@ CHECKS: dict[Check, Set[str]] = {
     check_mixture: PRETRAIN | PREPARE_DATA,
     check_near_duplicates: PRETRAIN,
     check_tokenizer: PRETRAIN | {"eval", "sample"},
-    check_sites: PRETRAIN | {"lighthouse"},
+    check_sites: PRETRAIN,
     check_synchronization: PRETRAIN,
     check_sharding: PRETRAIN,
     check_nodes: PRETRAIN & NODE,

@@ -223,7 +223,7 @@ class Launcher:
         command = [PYTHON, "-m"]
         if self.has_peers:
             command += [
-                "torch.distributed.run",
+                "train.torchrun",
                 f"--nnodes={self.config.site_nodes}",
                 f"--node-rank={self.config.rank_in_site}",
                 f"--master-addr={self.config.master_host}",
@@ -231,7 +231,7 @@ class Launcher:
                 f"--rdzv-conf=timeout={self.config.start_timeout_s}",
             ]
         elif self.processes > 1:
-            command += ["torch.distributed.run", "--standalone"]
+            command += ["train.torchrun", "--standalone"]
         else:
             return [*command, self.module]
         options = ["--max-restarts=0", f"--nproc-per-node={self.processes}"]

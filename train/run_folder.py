@@ -1,15 +1,17 @@
 """A run's folder: opened for one trainer, its logs, and what an earlier attempt left in it."""
 
 import logging
+from pathlib import Path
 from typing import Any, TextIO
 
 from record import locks, status
 from record.durable import write_whole
 from record.locks import RunFolderError
-from record.run_paths import RunPaths, list_checkpoints
+from record.run_paths import RunPaths, list_checkpoints, name_checkpoint
 from settings.config import Config
 from settings.declare import format_tokens
 from settings.resume import RunConfigError, read_run_config
+from train.checkpoint.manifest import CheckpointError, verify
 from train.console import Printable
 from train.data.tokenizer import Vocabulary
 from train.distributed.world import World, from_first, launcher_pid, together, who_sees
@@ -69,6 +71,8 @@ def describe_end(c: Config, paths: RunPaths, target: str) -> str:
     step = saved
     if status.is_done(state, c.last_step):
         step = state["step"]
+        if saved == step and not is_intact(paths.checkpoints / name_checkpoint(saved)):
+            return ""  # the resume names the damage, and goes back to the checkpoint before
     elif step <= c.last_step:
         return ""
     last, further = f"MAX_STEPS={c.last_step}", f"MAX_STEPS={2 * step}"
@@ -86,6 +90,15 @@ def describe_end(c: Config, paths: RunPaths, target: str) -> str:
     if saved:
         end += f"\nTo train it further, set {further}."
     return end
+
+
+def is_intact(checkpoint: Path) -> bool:
+    """Return whether all files of a checkpoint are as they were written."""
+    try:
+        verify(checkpoint)
+    except CheckpointError:
+        return False
+    return True
 
 
 def stored_config(paths: RunPaths) -> dict[str, Any]:

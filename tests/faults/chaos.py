@@ -89,7 +89,7 @@ def strike(trial, launcher, rng):
             raise Wrong(f"told to stop, it ended with code {code}")
         return
     running = processes(trial.folder)
-    agents = [pid for pid, command in running if "torch.distributed.run" in command]
+    agents = [pid for pid, command in running if "train.torchrun" in command]
     ranks = [pid for pid, command in running if command.endswith("-m train.main")]
     struck = {
         "a rank": rng.sample(ranks, min(1, len(ranks))),

@@ -42,6 +42,7 @@ KNOWS_PROCESSES = {
     "train/checkpoint/metadata.py",
     "train/diloco/site.py",
     "train/diloco/allreduce.py",
+    "train/torchrun.py",
     "bench/wan_lab/reduce.py",
     "export/stored.py",
 }

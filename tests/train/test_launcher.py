@@ -93,7 +93,7 @@ def launch(tmp_path, monkeypatch, others):
     return launch
 
 
-TORCHRUN = "-m torch.distributed.run"
+TORCHRUN = "-m train.torchrun"
 
 
 @pytest.mark.parametrize(

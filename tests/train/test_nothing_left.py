@@ -62,8 +62,9 @@ LONGER = (
     ],
 )
 def test_a_run_with_nothing_left_says_how_to_go_on(
-    tmp_path, phase, step, saved, target, settings, end, advice
+    tmp_path, monkeypatch, phase, step, saved, target, settings, end, advice
 ):
+    monkeypatch.setattr("train.run_folder.verify", lambda folder: {})
     config = Config(run_name="x", batch_tokens=1000, train_tokens=9_500, **settings)
     if target == "finetune":
         config = config.replace(train_tokens=4000)
@@ -74,3 +75,10 @@ def test_a_run_with_nothing_left_says_how_to_go_on(
     said = describe_end(config.derived(), paths, target)
     first, _, rest = said.partition("\n")
     assert end in first and rest == advice and bool(end) == bool(said)
+
+
+def test_a_run_whose_last_checkpoint_is_damaged_is_not_done(tmp_path):
+    paths = RunPaths(tmp_path)
+    Status(paths.status, active=True).phase("done", step=5)
+    (paths.checkpoints / "step_0000005").mkdir(parents=True)  # without its manifest
+    assert describe_end(Config(max_steps=5).derived(), paths, "train") == ""

@@ -34,7 +34,7 @@ class Stages(Children):
         self.locks: list[str] = []
 
     def run(self, command, environment, quiet=False):
-        module = command[-1] if "torch.distributed.run" in command else command[2]
+        module = command[-1] if "train.torchrun" in command else command[2]
         self.started.append(module)
         self.locks.append(locks.read_holder(self.job).partition(": ")[2])
         if module != self.fails:

@@ -135,8 +135,8 @@ def write(
             shutil.rmtree(temporary, ignore_errors=True)
         advice = ""
         if os.strerror(errno.ENOSPC) in str(error):
-            free = shutil.disk_usage(root.parent).free / 2**30
-            advice = f". The disk has {free:.2f} GiB free: make room, or keep fewer with KEEP_LAST"
+            free = shutil.disk_usage(root.parent).free / 1e6
+            advice = f". The disk has {free:,.1f} MB free: make room, or keep fewer with KEEP_LAST"
         raise CheckpointError(f"{error}{advice}") from None
     return sum(size for size, _ in files.values())
 
@@ -214,9 +214,8 @@ def check_space(root: Path, need: int) -> None:
     free = shutil.disk_usage(root.parent).free
     if free < need:
         raise CheckpointError(
-            f"{root}: a checkpoint takes {need / 2**30:.2f} GiB and the disk has "
-            f"{free / 2**30:.2f} GiB free; make room, keep fewer with KEEP_LAST, or "
-            "put RUNS_DIR on another disk"
+            f"{root}: a checkpoint takes {need / 1e6:,.1f} MB and the disk has {free / 1e6:,.1f} MB "
+            "free; make room, keep fewer with KEEP_LAST, or put RUNS_DIR on another disk"
         )
 
 

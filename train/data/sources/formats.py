@@ -34,6 +34,7 @@ LONGEST_ARRAY = 2**29  # characters
 # Of Parquet. Any row may be the largest, and where there is a dictionary, all of them: 518 bytes of file
 # were 5 GiB of text. What a batch costs is 20 us or so, far less than the tokens of eight rows.
 BATCH_ROWS = 8
+LARGE_ROW = 2**20  # bytes on average: one at a time
 BUFFER_BYTES = 2**20
 BLANKS = re.compile(r"[ \t\n\r]*")  # of JSON
 UNREADABLE = (OSError, EOFError, zlib.error, pa.ArrowException)
@@ -148,8 +149,9 @@ def parquet_rows(path: Path, columns: tuple[str, ...], start: int) -> Rows:
             if row + group.num_rows <= start:
                 row += group.num_rows
                 continue
+            size = BATCH_ROWS if group.total_byte_size < LARGE_ROW * group.num_rows else 1
             for batch in file.iter_batches(
-                BATCH_ROWS, row_groups=[number], columns=names, use_threads=False
+                size, row_groups=[number], columns=names, use_threads=False
             ):
                 skipped = min(max(0, start - row), len(batch))
                 row += skipped
@@ -332,7 +334,8 @@ def parse_line(row: int, line: bytes, only_objects: bool) -> dict[str, Any] | Ba
         made = make_row(value, only_objects)
         if isinstance(made, dict):
             return made
-        bad = Bad("not json", f"a JSON value that is no object: {line[:40]!r}")
+        some = line[:40].decode(errors="replace").strip()
+        bad = Bad("not json", f"neither an object nor a text: {some}")
     except UnicodeDecodeError as error:
         bad = not_utf8(error, " of the line")
     except (ValueError, RecursionError):
