@@ -50,8 +50,8 @@ class ShardInfo:
 
     def __post_init__(self) -> None:
         require_counts(self.bytes, self.tokens, self.documents, self.text_bytes, self.max_id)
-        if not isinstance(self.file, str):
-            raise TypeError(f"the name of a shard is {self.file!r}")
+        if Path(self.file).name != self.file:
+            raise ValueError(f"{self.file!r} is no name of a shard")
 
     def windows(self, seq_len: int) -> int:
         """Return the number of windows of seq_len + 1 tokens, each starting seq_len after the last."""

@@ -13,6 +13,7 @@ training, before its tokens are first handed out. After that, each read checks t
 written to the file since (OpenShard).
 """
 
+import contextlib
 import os
 import struct
 import time
@@ -127,8 +128,9 @@ class OpenShard:
 
     def open(self, pool: ThreadPoolExecutor) -> None:
         """Open the file if it is closed, and have it verified if it is not the one that was. Raises DataError."""
-        if self.file >= 0:
+        if self.file >= 0 and not (self.check.done() and self.check.exception()):
             return
+        self.close()  # a damaged one may have been made again
         try:
             self.file = os.open(self.path, os.O_RDONLY)
         except OSError as error:
@@ -344,7 +346,8 @@ class ShardSet:
                 opened.close()
         for shard in shards:
             if self.is_there(shard):
-                self.open("train", shard)
+                with contextlib.suppress(DataError):  # whoever reads it is told
+                    self.open("train", shard)
 
     def windows(self, split: str, seq_len: int) -> list[int]:
         """Return ShardInfo.windows of each shard."""

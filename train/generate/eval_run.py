@@ -191,7 +191,7 @@ def measure(core: Core, trained: Trained) -> dict[str, Any]:
         log.info("%s", line)
     log.info("%s", result.describe())
     if most:
-        log.info("EVAL_EXAMPLES=0 asks all questions, as for GPT-2's figures.")
+        log.info("EVAL_EXAMPLES=0 asks all questions.")
     return result.record() | {
         "bundle": {
             "path": show_path(bundle.path),

@@ -46,7 +46,7 @@ def run(chat: bool, config: Config, world: World) -> int:
     if not config.sample_tokens:
         refuse("SAMPLE_TOKENS=0: Leaves no room for text. Set for example SAMPLE_TOKENS=160.")
     prompt = read_prompt(config)
-    if chat and not prompt and not sys.stdin.isatty():
+    if chat and not prompt and not is_terminal():
         refuse(
             "PROMPT is not set and standard input is empty, so there is no message to reply to. "
             "Set for example PROMPT=Hello."
@@ -90,12 +90,16 @@ def refuse_nonfinite(trained: Trained) -> None:
             )
 
 
+def is_terminal() -> bool:
+    return sys.stdin is not None and sys.stdin.isatty()
+
+
 def read_prompt(config: Config) -> str:
     """Return PROMPT, or the text on standard input unless that is a terminal. Raises SettingsError.
 
     A line end at the end is the shell's and is dropped.
     """
-    if config.prompt or sys.stdin.isatty():
+    if config.prompt or sys.stdin is None or is_terminal():
         return config.prompt
     log.info("the prompt is read from standard input")  # which the caller may have left open
     text = decode(sys.stdin.buffer.read())

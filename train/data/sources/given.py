@@ -19,7 +19,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from settings import ROOT
 from train.data.sources.content import (
@@ -308,12 +308,21 @@ def holds_rows(start: bytes) -> bool:
         first = next(iter(first), None)
     if not isinstance(first, dict):
         return isinstance(first, str)
-    if ROWS_OF_TEXT & first.keys() and not (is_lines and "\n" in inside[:end]):
+    if is_lines and "\n" in inside[:end]:
+        return False
+    if any(is_text(first[key]) for key in ROWS_OF_TEXT & first.keys()):
         return True
     texts = [value for value in first.values() if isinstance(value, str)]
     if is_lines:
-        return bool(texts) and "\n" not in inside[:end] and inside[end:].strip() != ""
+        return bool(texts) and inside[end:].strip() != ""
     return len(texts) == 1
+
+
+def is_text(value: Any) -> bool:
+    """Tell whether a value is text, or the messages of a conversation."""
+    if isinstance(value, list):
+        return all(isinstance(message, dict) for message in value)
+    return isinstance(value, str)
 
 
 ROWS_OF_TEXT = {"text", "content", "messages", "conversations"}

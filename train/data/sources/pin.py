@@ -9,6 +9,7 @@ pinned() is what reads prepared data: it reads the pin only.
 
 import dataclasses
 import fnmatch
+import functools
 import json
 import logging
 import re
@@ -170,21 +171,24 @@ def read(s: Source, path: Path) -> Pinned:
 
 def hub_pin(s: Source, token: str) -> Pinned:
     """The data files of the source's config and split, at its revision or the current one. Asks the hub."""
-    at = f" at {s.revision[:12]}" if s.revision else ""
-    return ask(s.repository, f"the list of files of {s.repository}{at}", lambda: list_hub(s, token))
-
-
-def list_hub(s: Source, token: str) -> Pinned:
-    """Ask the hub's client for the current revision, the files of the source, and what these are."""
     from huggingface_hub import HfApi, RepoFile
 
     api = HfApi(token=token or None)
-    revision = s.revision or str(api.dataset_info(s.repository, timeout=30).sha)
-    names = data_files(s, revision, token)
+    at = f" at {s.revision[:12]}" if s.revision else ""
+
+    def list_files() -> tuple[str, list[str]]:
+        revision = s.revision or str(api.dataset_info(s.repository, timeout=30).sha)
+        return revision, data_files(s, revision, token)
+
+    revision, names = ask(s.repository, f"the list of files of {s.repository}{at}", list_files)
     facts: dict[str, File] = {}
     for start in range(0, len(names), PATHS_A_QUESTION):
         some = names[start : start + PATHS_A_QUESTION]
-        for info in api.get_paths_info(s.repository, some, revision=revision, repo_type="dataset"):
+        answer = functools.partial(
+            api.get_paths_info, s.repository, some, revision=revision, repo_type="dataset"
+        )
+        # a question each: the hub has a limit of time for one
+        for info in ask(s.repository, f"the sizes of files of {s.repository}", answer):
             if isinstance(info, RepoFile) and info.lfs:
                 facts[info.path] = File(info.path, info.lfs.size, f"sha256:{info.lfs.sha256}")
             elif isinstance(info, RepoFile):

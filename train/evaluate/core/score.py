@@ -46,15 +46,22 @@ class ChoiceScore(NamedTuple):
 
 
 def group(choices: Sequence[Choice]) -> list[list[int]]:
-    """Return the places of choices that begin with the same token, and so can share a row.
+    """Return the places of choices that begin with the same tokens, and so can share a row.
 
+    Those from which unequally much was cropped cannot, even if their first tokens are equal by chance.
     A choice that equals an earlier one is in no group: it scores what that one does, to the bit.
     """
-    groups: dict[int, list[int]] = {}
+    by_cut: dict[int, list[int]] = {}
     for place, choice in enumerate(choices):
         if choices.index(choice) == place:
-            groups.setdefault(choice.tokens[0], []).append(place)
-    return list(groups.values())
+            by_cut.setdefault(choice.cut, []).append(place)
+    groups = []
+    for places in by_cut.values():
+        if common([choices[place].tokens for place in places]):
+            groups.append(places)
+        else:
+            groups += [[place] for place in places]
+    return groups
 
 
 @torch.no_grad()
@@ -66,9 +73,7 @@ def score_choices(
     An empty batch is a pass through the model all the same, which other ranks may wait for.
     """
     rows: list[prefix_scoring.Row] = []
-    scored: list[
-        tuple[int, int]
-    ] = []  # the place of each branch's question, and of its choice there
+    scored: list[tuple[int, int]] = []  # of each branch: its question, and its choice there
     for number, question in enumerate(batch):
         for places in group(question.choices):
             choices = [question.choices[place] for place in places]

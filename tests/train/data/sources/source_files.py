@@ -25,7 +25,7 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64
 
 def compress(content: bytes, suffix: str) -> bytes:
     if suffix.endswith("gz"):
-        return gzip.compress(content)
+        return gzip.compress(content, mtime=0)
     if suffix.endswith("zst"):
         sink = pa.BufferOutputStream()
         with pa.CompressedOutputStream(sink, "zstd") as stream:

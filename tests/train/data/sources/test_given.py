@@ -107,6 +107,7 @@ def test_a_folder_gives_its_text_and_names_what_it_leaves_out(tmp_path, caplog):
     [
         '{\n "a": 1\n}',
         '{"a": 1}',
+        '{"content": ["./src"], "messages": {"a": "x"}}',
         '{ "a": 1,\n "b": "x"}',
         "[1, 2]",
         "[[1, 2]]",
