@@ -264,7 +264,7 @@ def stop(paths: RunPaths, patience_s: float = 150.0) -> str:
     while is_at_work(paths):
         # not STATUS.json, which may be of an earlier attempt
         holder = HOLDER.match(read_holder(paths.lock if is_held(paths) else paths.job))
-        if holder and asked is None:
+        if holder and asked != int(holder[1]):
             asked = int(holder[1])
             ask(paths, asked, holder[2])
         if time.monotonic() > deadline:

@@ -14,9 +14,18 @@ from settings.resume import RunConfigError, read_run_config
 from train.checkpoint.manifest import CheckpointError, verify
 from train.console import Printable
 from train.data.tokenizer import Vocabulary
-from train.distributed.world import World, from_first, launcher_pid, together, who_sees
+from train.distributed.world import (
+    World,
+    from_first,
+    launcher_pid,
+    set_timeout,
+    together,
+    who_sees,
+)
 
 log = logging.getLogger(__name__)
+
+VERIFY_S = 3600.0
 
 
 def open_run_folder(paths: RunPaths, world: World) -> tuple[TextIO | None, bool]:
@@ -57,6 +66,7 @@ def is_finished(c: Config, paths: RunPaths, world: World, target: str = "train")
 
     target: the make target of this training, train or finetune.
     """
+    set_timeout(VERIFY_S, [])  # the others wait while the first verifies the last checkpoint
     end = from_first(describe_end(c, paths, target) if world.is_first else "")
     if end:
         log.info("%s", end)

@@ -28,14 +28,18 @@ def count_gpus(environment: Mapping[str, str]) -> int:
     if shutil.which("nvidia-smi", path=environment.get("PATH")) is None:
         return 0
     command = ["nvidia-smi", "--list-gpus"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
     try:
-        listing = subprocess.run(command, capture_output=True, text=True, timeout=SMI_S)
+        listing, _ = process.communicate(timeout=SMI_S)
     except subprocess.TimeoutExpired:
+        process.kill()  # nobody waits for it: in the driver it cannot be killed
         raise SystemExit(
             f"nvidia-smi has not answered in {SMI_S} s: the GPU driver hangs. Restart the machine, or "
             "set DEVICE=cpu."
         ) from None
-    count = len([line for line in listing.stdout.splitlines() if line.startswith("GPU")])
+    count = len([line for line in listing.splitlines() if line.startswith("GPU")])
     visible = visible_gpus(environment)
     if visible is None:
         return count

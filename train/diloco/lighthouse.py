@@ -42,13 +42,14 @@ def main() -> int:
         signal.signal(number, lambda *_: stop.set())
     try:
         config = Config.load()
+        since_ns = mark_begin() if in_pod() else 0
         servers = serve(config)
     except SettingsError as error:
         sys.stderr.write(f"{error}\n")
         return BAD_SETTING
     code = DONE
     if in_pod():
-        code = wait_for_run(config, stop)
+        code = wait_for_run(config, stop, since_ns)
     else:
         stop.wait()
     for server in servers:
@@ -96,13 +97,13 @@ def serve(config: Config) -> tuple:
 # ---- In a pod
 
 
-def wait_for_run(config: Config, stop: threading.Event) -> int:
+def wait_for_run(config: Config, stop: threading.Event, since_ns: int) -> int:
     """Return DONE when the run is over, INTERRUPTED when told to stop before."""
     run = RunPaths.of_node(config, ROOT)
-    since_ns = mark_begin()
     while not is_over(run, config.sites, since_ns):
-        if stop.wait(LOOK_S):
+        if stop.is_set():
             return INTERRUPTED
+        stop.wait(LOOK_S)
     return DONE
 
 

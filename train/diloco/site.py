@@ -112,9 +112,11 @@ class Site:
         self.step = step
         self.finished = facts.get("finished", -1)
         exchanges = facts.get("exchanges", int(step > 0))
-        self.base = facts.get("base", 0)
-        if facts.get("turn") != self.sync_interval:  # then the last was due at a multiple of it
-            self.base = step - step % self.sync_interval - exchanges * self.sync_interval
+        if "turn" in facts:  # the last was due at the same step at all sites
+            last_sync_step = facts["base"] + exchanges * facts["turn"]
+        else:
+            last_sync_step = step - step % self.sync_interval
+        self.base = last_sync_step - exchanges * self.sync_interval
         self.connect(is_told)
         self.manager.load_state_dict({"step": exchanges, "batches_committed": 0})
 

@@ -147,7 +147,10 @@ class Watchdog:
             self.file.flush()
             faulthandler.dump_traceback(self.file, all_threads=True)
             self.file.flush()
-        frames = read_frames(Path(self.file.name)) if self.file else []
+        frames = []
+        with contextlib.suppress(OSError):  # the folder may be gone
+            if self.file:
+                frames = read_frames(Path(self.file.name))
         log.error("rank=%d host=%s: %s; %s", self.rank, self.host, why, locate(frames))
         # Whoever ends breaks the others' connections.
         time.sleep(GATHER_S if self.rank == 0 else 2 * GATHER_S)
@@ -155,8 +158,9 @@ class Watchdog:
             log.error("rank=%d host=%s: it goes on", self.rank, self.host)
             return
         if self.rank == 0:
-            for line in report(self.folder):
-                log.error("%s", line)
+            with contextlib.suppress(OSError):
+                for line in report(self.folder):
+                    log.error("%s", line)
         with contextlib.suppress(Exception):
             self.at_end()
         os._exit(HUNG)

@@ -179,7 +179,8 @@ class Evaluation(Hook):
         self.core_score.last_at = manifest.get("core_at", 0)
 
     def after_jump(self, job: "Job") -> None:
-        self.validation_loss = None
+        if job.step != self.validation.last_at:
+            self.validation_loss = None
         for score in (self.validation, self.core_score):
             score.last_at = min(score.last_at, job.step)
 

@@ -84,14 +84,19 @@ def sdpa_varlen() -> Attend:
     """Return torch's own kernels."""
     from torch.nn.attention.varlen import varlen_attn
 
-    is_old = "is_causal" in inspect.signature(varlen_attn).parameters  # before torch 2.12
+    # torch has changed both, in different releases from 2.11 on
+    parameters = inspect.signature(varlen_attn).parameters
+    knows_groups = "enable_gqa" in parameters
+    causal: dict[str, Any] = {"is_causal": True}
+    if "window_size" in parameters:
+        causal = {"window_size": (-1, 0)}
 
     def varlen(q: Tensor, k: Tensor, v: Tensor, *bounds: Tensor | int) -> Tensor:
         heads = q.shape[1]
         call: Any = varlen_attn
-        if is_old:
-            return call(q, ungrouped(k, heads), ungrouped(v, heads), *bounds, is_causal=True)
-        return call(q, k, v, *bounds, window_size=(-1, 0), enable_gqa=k.shape[1] != heads)
+        if knows_groups:
+            return call(q, k, v, *bounds, **causal, enable_gqa=k.shape[1] != heads)
+        return call(q, ungrouped(k, heads), ungrouped(v, heads), *bounds, **causal)
 
     return with_varlen(sdpa, varlen)
 

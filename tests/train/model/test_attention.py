@@ -88,6 +88,15 @@ def fake_varlen_of_torch_211(monkeypatch):
     return attention.sdpa_varlen()
 
 
+def fake_varlen_with_a_window_but_no_groups(monkeypatch):
+    def varlen(q, k, *inputs, window_size=(-1, -1)):
+        assert window_size == (-1, 0) and q.shape == k.shape
+        return varlen_by_hand(q, k, *inputs)
+
+    fake_module(monkeypatch, "torch.nn.attention.varlen", varlen_attn=varlen)
+    return attention.sdpa_varlen()
+
+
 def fake_varlen_of_torch_212(monkeypatch):
     def varlen(q, k, *inputs, window_size=(-1, -1), enable_gqa=False):
         assert window_size == (-1, 0) and enable_gqa == (q.shape[1] != k.shape[1])
@@ -109,7 +118,13 @@ def test_attention_is_what_its_formula_says(kv_heads, attend):
 
 @pytest.mark.parametrize("kv_heads", [4, 2])
 @pytest.mark.parametrize(
-    "make", [fake_flash_attn, fake_varlen_of_torch_211, fake_varlen_of_torch_212]
+    "make",
+    [
+        fake_flash_attn,
+        fake_varlen_of_torch_211,
+        fake_varlen_with_a_window_but_no_groups,
+        fake_varlen_of_torch_212,
+    ],
 )
 def test_kernels_with_bounds_are_called_as_their_packages_want_it(monkeypatch, make, kv_heads):
     attend, qkv = make(monkeypatch), random_qkv(4, kv_heads)
