@@ -133,7 +133,7 @@ class Node(Launcher):
         where = f"RUN_NAME={name}"
         if config.runs_dir != DEFAULTS["RUNS_DIR"]:
             where = f"RUNS_DIR={shlex.quote(config.runs_dir)} {where}"
-        is_python = config.data_mix in PYTHON and not config.model
+        is_python = config.data_mix in PYTHON and self.workload is PRETRAIN
         prompt = "def main(" if is_python else "Once"
         lines = [
             "\nNext:",

@@ -142,7 +142,6 @@ def test_a_pod_waits_for_a_run_that_a_lost_machine_still_holds(
             "8M",
         ),
         ({"run_name": "longer"}, "def main(", ""),
-        ({"model": "tiny"}, "Once", ""),
         ({"run_name": "tiny", "data_mix": "novel:1"}, "Once", ""),
     ],
 )
