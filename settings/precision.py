@@ -5,13 +5,12 @@ import re
 import subprocess
 from pathlib import Path
 
-from settings.visible_gpus import is_gpu_visible, visible_gpus
+from settings.visible_gpus import ask_nvidia_smi, is_gpu_visible, visible_gpus
 
 BFLOAT16_UNITS = frozenset({"amx_bf16", "avx512_bf16"})
 BFLOAT16_FROM = (8, 0)  # Ampere, by compute capability; before it torch only emulates bfloat16
-SMI_S = (
-    20.0  # a driver that hangs is given up; without persistence mode eight GPUs take some seconds
-)
+# A driver that hangs is given up. Without persistence mode eight GPUs take some seconds.
+SMI_S = 20.0
 
 
 def choose_dtype(device: str) -> str:
@@ -34,14 +33,14 @@ def read_capabilities(names: str) -> tuple[tuple[int, int], ...]:
 
     Where it does not answer, as with a driver before 510, there are none.
     """
-    command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    options = ["--query-gpu=compute_cap", "--format=csv,noheader"]
     if names and "MIG-" not in names:
-        command.append(f"--id={names}")
+        options.append(f"--id={names}")
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SMI_S, check=False)
+        printed = ask_nvidia_smi(*options, limit_s=SMI_S)
     except (OSError, subprocess.TimeoutExpired):
         return ()
-    found = re.findall(r"^(\d+)\.(\d+)$", done.stdout, re.MULTILINE)
+    found = re.findall(r"^(\d+)\.(\d+)$", printed, re.MULTILINE)
     return tuple((int(major), int(minor)) for major, minor in found)
 
 

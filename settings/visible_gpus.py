@@ -1,6 +1,7 @@
-"""Which GPUs CUDA_VISIBLE_DEVICES leaves to this process. Standard library only."""
+"""Which GPUs CUDA_VISIBLE_DEVICES leaves to this process, and what nvidia-smi says. Standard library only."""
 
 import os
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -31,3 +32,23 @@ def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str] | Non
         if name not in ("", "NoDevFiles"):  # which Slurm writes if it allocated none
             names.append(name)
     return names
+
+
+def ask_nvidia_smi(*options: str, limit_s: float) -> str:
+    """Return what nvidia-smi prints with these options.
+
+    Raises:
+        OSError: it cannot be started.
+        subprocess.TimeoutExpired: it has not ended within limit_s. It is killed, but nobody waits for
+            it: in a driver that hangs it cannot be killed.
+    """
+    command = ["nvidia-smi", *options]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    try:
+        printed, _ = process.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    return printed

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from record.run_paths import RunPaths
-from settings.visible_gpus import visible_gpus
+from settings.visible_gpus import ask_nvidia_smi, visible_gpus
 
 MMAP_THRESHOLD = 2**30  # bytes
 TRIM_THRESHOLD = 2**32
@@ -27,14 +27,9 @@ def count_gpus(environment: Mapping[str, str]) -> int:
     """Count the GPUs that a process started here would see, without importing torch."""
     if shutil.which("nvidia-smi", path=environment.get("PATH")) is None:
         return 0
-    command = ["nvidia-smi", "--list-gpus"]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
     try:
-        listing, _ = process.communicate(timeout=SMI_S)
+        listing = ask_nvidia_smi("--list-gpus", limit_s=SMI_S)
     except subprocess.TimeoutExpired:
-        process.kill()  # nobody waits for it: in the driver it cannot be killed
         raise SystemExit(
             f"nvidia-smi has not answered in {SMI_S} s: the GPU driver hangs. Restart the machine, or "
             "set DEVICE=cpu."
