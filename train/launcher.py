@@ -2,9 +2,9 @@
 
     scripts/launch.sh [MODULE]      MODULE runs instead of the trainer, train.main
 
-One process runs directly, several under torchrun, which nothing else in this repository starts. On
-several nodes the launchers first meet (distributed/rendezvous.py). The exit code is
-the trainer's own, which torchrun would turn into 1, or one of the launcher's (record/exit_codes.py).
+One process runs directly, several under torchrun, which nothing else starts for a run. On several
+nodes the launchers first meet (distributed/rendezvous.py). The exit code is the trainer's own, which
+torchrun would turn into 1, or one of the launcher's (record/exit_codes.py).
 
 Who wants the run to stop sends SIGTERM to the launcher, as Ctrl-C, `make stop` and a cluster do. A
 trainer that ends by a signal although its launcher was not asked has failed: torchrun too sends
