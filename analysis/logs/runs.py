@@ -173,7 +173,7 @@ def assign_evals(
         number = results.get("step", above)
         if row in begins and has_step and number <= step[row]:
             owner = begins.index(row)
-        is_undone = any(  # without a step number, it is of a step that was repeated
+        is_undone = any(  # without a step number, it belongs to a step that was repeated
             row <= restart["row"] and number >= restart["step"] + has_step
             for restart in runs[owner].restarts
         )

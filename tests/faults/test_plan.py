@@ -44,7 +44,7 @@ def test_every_fault_of_the_plan_is_injected_by_a_test():
 
 
 def test_the_page_lists_the_tests_that_there_are():
-    assert PAGE.read_text() == page(), "write it anew: python -m tests.faults.test_plan"
+    assert PAGE.read_text() == page(), "write it again: python -m tests.faults.test_plan"
 
 
 if __name__ == "__main__":

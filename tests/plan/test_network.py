@@ -407,9 +407,12 @@ class Counting(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func.namespace == "c10d":
             name = func._schema.name.split("::")[1]
-            tensors = (
-                args[0] if name == "allreduce_" else [args[0 if name == "_allgather_base_" else 1]]
-            )
+            output, input = args[:2]
+            tensors = {
+                "_allgather_base_": [output],
+                "_reduce_scatter_base_": [input],
+                "allreduce_": output,  # in place
+            }[name]
             self.sent[name] += sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         return func(*args, **(kwargs or {}))
 

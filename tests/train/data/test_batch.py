@@ -227,7 +227,7 @@ def gap_before(loader, windows):
 def test_what_was_opened_may_have_more_behind_it_and_may_not_have_changed(
     tmp_path, windows, number
 ):
-    """A group is open from its first window on: behind the last of the one before, it may still become another."""
+    """A group is fixed once its first window was read. Until then, more shards may change it."""
     loader = open_two(tmp_path / "then")
     gaps = gap_before(loader, windows)
     opened = json.loads(json.dumps(loader.opened(0, gaps)))  # as a checkpoint keeps it

@@ -263,7 +263,7 @@ def test_a_turn_is_a_group_in_an_epoch():
         # No group twice.
         (SHARDS, True, 0, 100, [0, 1, 2, 3, 4, 5], []),
         (SHARDS, True, 9, 18, [2, 3, 4, 5, 0, 1], []),
-        # The last shard is of a group that is not whole.
+        # The last group lacks a shard.
         (SHARDS[:5], False, 0, 1, [0, 1], []),
         (SHARDS[:5], False, 5, 6, [2, 3], [1, 0]),
         (SHARDS[:5], False, 10, 11, [], [2, 3, 1, 0]),

@@ -251,7 +251,7 @@ def test_shards_go_on_in_the_size_that_they_have_and_files_that_are_not_sealed_a
 
 @pytest.mark.parametrize("number", range(6))
 def test_limits_raised_step_by_step_give_what_is_made_at_once(papers, v, tmp_path, number):
-    """Some are where a shard ends anyway, or one token off, or behind the last document."""
+    """Some limits are the end of a shard, one token before or after it, or after the last document."""
     ends = shard_ends(v)
     folder = tmp_path / "made"
     for limit in [

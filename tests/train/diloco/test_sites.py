@@ -150,7 +150,7 @@ sys.exit(main.main())
 
 
 def stop_after(job, *steps):
-    """Start sites that are told to stop after so many steps, each in its own."""
+    """Start sites again. Each is told to stop at its number of steps."""
     for rank, count in enumerate(steps):
         job.again(rank, [sys.executable, "-c", STOPS.format(steps=count)])
     job.ends(*[75] * len(steps))

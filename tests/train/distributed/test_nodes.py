@@ -69,7 +69,7 @@ class Job:
         os.kill(int(torchrun), signal.SIGKILL)
 
     def lose(self, rank):
-        """kill -9 of all there is of a node, as when its machine is gone."""
+        """Kill all processes of a node, as when its machine is lost."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.nodes[rank].pid, signal.SIGKILL)
         self.nodes[rank].wait()

@@ -6,7 +6,7 @@ from train.hooks.stragglers import AGAIN, STEPS, Stragglers
 
 
 def named(own_s, steps=50):
-    """What is said in so many steps, which take each rank this long."""
+    """Return what is said in `steps` steps, in which rank i works for own_s[i] seconds."""
     stragglers = Stragglers([f"host{rank // 2}" for rank in range(len(own_s))])
     answers = [stragglers.find(step, own_s) for step in range(1, steps + 1)]
     return [answer for answer in answers if answer]
