@@ -211,21 +211,21 @@ def create_job(attempt: Attempt, model: Any, data: Any, flops: tuple[float, floa
     engine = parallelize(model, config, world)
     set_timeout(COLLECTIVE_S, parallel.groups_of(engine))
     job = Job(
-        config,
-        paths,
-        world,
-        engine,
-        optimizer,
-        data.loader,
-        data.fingerprint,
-        data.vocabulary,
-        recorder,
-        attempt.status,
-        attempt.interrupt,
-        Deadlines(config, attempt.watch),
-        saver,
-        Guard(config.spike_sigmas),
-        Rates(config, world, flops),
+        config=config,
+        paths=paths,
+        world=world,
+        model=engine,
+        optimizer=optimizer,
+        loader=data.loader,
+        data_fingerprint=data.fingerprint,
+        vocabulary=data.vocabulary,
+        recorder=recorder,
+        status=attempt.status,
+        interrupt=attempt.interrupt,
+        deadlines=Deadlines(config, attempt.watch),
+        saver=saver,
+        guard=Guard(config.spike_sigmas),
+        rates=Rates(config, world, flops),
     )
     log_start(job)
     return job

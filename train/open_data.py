@@ -119,7 +119,9 @@ def hash_contents(sources: dict[str, ShardSet], whole: bool) -> str:
     """Hash the bytes of all shards; if more are being made, of the first ones, which all ranks see."""
     contents = []
     for name, shards in sources.items():
-        seals = shards.manifest.seals[: None if whole else 1]
+        seals = shards.manifest.seals
+        if not whole:
+            seals = seals[:1]
         contents.append((name, [info.xxh3 for seal in seals for info in seal.infos()]))
     return hashlib.sha256(repr(contents).encode()).hexdigest()[:12]
 

@@ -25,7 +25,7 @@ from train.distributed.world import (
 
 log = logging.getLogger(__name__)
 
-VERIFY_S = 3600.0
+VERIFY_S = 3600.0  # the last checkpoint, on a slow disk
 
 
 def open_run_folder(paths: RunPaths, world: World) -> tuple[TextIO | None, bool]:
@@ -66,7 +66,7 @@ def is_finished(c: Config, paths: RunPaths, world: World, target: str = "train")
 
     target: the make target of this training, train or finetune.
     """
-    set_timeout(VERIFY_S, [])  # the others wait while the first verifies the last checkpoint
+    set_timeout(VERIFY_S, [])  # the others wait while the first rank verifies it
     end = from_first(describe_end(c, paths, target) if world.is_first else "")
     if end:
         log.info("%s", end)

@@ -34,7 +34,7 @@ from train.launcher import Launcher
 LOCK_TICK_S = 2.0
 SIDECARS_END_S = 3.0  # for the sampler and the agent to finish their files
 FINAL_CODES = (DONE, BAD_SETTING, BAD_DATA)  # after which no other pod takes this one's place
-PYTHON = ("python:1", DEFAULTS["DATA_MIX"])  # mixtures of Python code: tiny's and the default
+CODE_MIXES = ("python:1", DEFAULTS["DATA_MIX"])  # Python code: tiny's and the default
 STOPPED_EARLY = "\nStopped before a checkpoint was saved. Run the same command to continue."
 
 
@@ -133,7 +133,7 @@ class Node(Launcher):
         where = f"RUN_NAME={name}"
         if config.runs_dir != DEFAULTS["RUNS_DIR"]:
             where = f"RUNS_DIR={shlex.quote(config.runs_dir)} {where}"
-        is_python = config.data_mix in PYTHON and self.workload is PRETRAIN
+        is_python = config.data_mix in CODE_MIXES and self.workload is PRETRAIN
         prompt = "def main(" if is_python else "Once"
         lines = [
             "\nNext:",

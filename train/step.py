@@ -131,7 +131,8 @@ def read_numbers(
     values[own.start + world.rank] = own_s
     values = values.to(world.device, non_blocking=True)
     values[0], values[1] = loss_part, norm_here.double().square() / held_by
-    loss, square, *_ = numbers = sum_over_ranks(values).tolist()
+    numbers = sum_over_ranks(values).tolist()
+    loss, square = numbers[:2]
     return StepNumbers(
         loss,
         math.sqrt(square) if square >= 0 else math.nan,

@@ -106,7 +106,9 @@ def set_aside_later(root: Path, world: World, after: int, reason: str) -> None:
     Raises CheckpointError, on all ranks.
     """
     with together(CheckpointError):
-        for step in committed(root) if world.is_first else ():
+        if not world.is_first:
+            return
+        for step in committed(root):
             if step <= after:
                 continue
             folder = folder_of(root, step)

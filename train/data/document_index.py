@@ -3,8 +3,8 @@
     (source, shard, window) -> documents -> file of the source, row, hash of the text
 
 Written by the shard writer when it seals a shard, and read where a person asks which text a sample
-is, and when a step is skipped. Nothing else needs it: shards without an index, of earlier versions, are as good. It names
-the hash of its shard, so that one that was left behind by another shard is not believed.
+is, and when a step is skipped. Nothing else needs it: shards of earlier versions have none. It names
+the hash of its shard, so that the index of another shard is not believed.
 """
 
 import dataclasses
@@ -26,8 +26,14 @@ log = logging.getLogger(__name__)
 SCHEMA = 1
 # What numpy and zipfile raise for a damaged file; RuntimeError where a flipped bit says "encrypted".
 DAMAGE = (
-    *(OSError, ValueError, TypeError, LookupError, EOFError, RuntimeError),
-    *(zipfile.BadZipFile, zlib.error),
+    OSError,
+    ValueError,
+    TypeError,
+    LookupError,
+    EOFError,
+    RuntimeError,
+    zipfile.BadZipFile,
+    zlib.error,
 )
 
 

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
+from typing import Any
 
 from record.exit_codes import BAD_DATA, BAD_SETTING, DONE, INTERRUPTED
 from record.run_paths import RunPaths
@@ -58,7 +59,7 @@ def main() -> int:
     return code
 
 
-def serve(config: Config) -> tuple:
+def serve(config: Config) -> tuple[Any, Any]:
     """Serve in threads. Returns both servers. Raises SettingsError where a port is taken."""
     from torchft.coordination import LighthouseServer  # these take seconds to import
 

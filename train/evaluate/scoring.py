@@ -81,11 +81,11 @@ def add_up(
         is_interrupted = interrupted()
         if batch is not None and not problem and time.monotonic() > deadline:
             problem = too_long
-        has_more, *stops = batch is not None, is_interrupted, bool(problem)
-        if waits:
-            flags = torch.tensor([has_more, *stops], dtype=torch.float64)
-            has_more, *stops = sum_over_ranks(flags).tolist()
-        if any(stops) or not has_more:
+        flags = [batch is not None, is_interrupted, bool(problem)]
+        if waits:  # all ranks decide alike: none ends while another has a batch
+            flags = sum_over_ranks(torch.tensor(flags, dtype=torch.float64)).tolist()
+        has_batch, must_stop, has_failed = flags
+        if must_stop or has_failed or not has_batch:
             break
         progress("batch")
         try:
@@ -96,8 +96,8 @@ def add_up(
                 raise
             problem = describe(error, too_long, micro_batch)
     progress("others")
-    flags = torch.tensor([is_interrupted, bool(problem)], dtype=torch.float64).to(sums.device)
-    *values, interruptions, failures = sum_over_ranks(torch.cat([sums, flags])).tolist()
+    ends = torch.tensor([is_interrupted, bool(problem)], dtype=torch.float64).to(sums.device)
+    *values, interruptions, failures = sum_over_ranks(torch.cat([sums, ends])).tolist()
     if failures:
         texts = [f"rank {rank}: {text}" for rank, text in enumerate(from_all(problem)) if text]
         raise ScoringFailed(texts[0])

@@ -39,8 +39,9 @@ def find_suspects(job: "Job", batch: Batch, losses: tuple[float, ...]) -> list[d
     suspects = []
     for rank, pairs in enumerate(from_all(differing)):
         if pairs:
-            suspect = {"rank": rank, "host": job.world.hosts[rank]}
-            suspects.append(suspect | dict(zip(("loss", "again"), pairs[0], strict=True)))
+            loss, recomputed = pairs[0]
+            host = job.world.hosts[rank]
+            suspects.append({"rank": rank, "host": host, "loss": loss, "again": recomputed})
     return suspects
 
 

@@ -125,5 +125,7 @@ class Guard:
         """Take up what a checkpoint kept; without history only the window of numbers."""
         self.loss = new_window(state.get("loss", ()))
         self.grad_norm = new_window(state.get("grad_norm", ()))
-        for name in HISTORY if history else ():
+        if not history:
+            return
+        for name in HISTORY:
             setattr(self, name, state.get(name, 0))

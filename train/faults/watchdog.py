@@ -175,9 +175,10 @@ def read_frames(path: Path) -> list[tuple[str, str, str]]:
 def locate(frames: list[tuple[str, str, str]]) -> str:
     """Say where a process stands: at the innermost line of ours, if there is one."""
     own = [frame for frame in frames if "/train/" in frame[0] and "site-packages" not in frame[0]]
-    for frame in own or frames:
-        return "it is at {}:{} in {}".format(*frame)
-    return "where it stands is not known"
+    if not frames:
+        return "where it stands is not known"
+    path, line, function = (own or frames)[0]
+    return f"it is at {path}:{line} in {function}"
 
 
 def describe_stacks(path: Path) -> str:

@@ -68,8 +68,10 @@ class Score:
         if result is None and not values:
             raise StopTraining
         self.last_at = job.step
-        values |= {"eval_s": time.perf_counter() - began}
-        return result, result.record() | values if result else values
+        values["eval_s"] = time.perf_counter() - began
+        if result is not None:
+            values = {**result.record(), **values}
+        return result, values
 
 
 class Evaluation(Hook):

@@ -37,12 +37,15 @@ class Files:
         """Return where file i is, verified; download it if it is not here. Raises CorpusError."""
         if not self.is_on_hub:
             return self.local(self.pinned.files[i])
-        number, download = self.ahead or (i + 1, None)
-        if number != i + 1:
-            self.ahead = None  # reading went elsewhere: the file stays for later
-        if download and number == i:
+        if self.ahead is None:
+            return self.downloaded(i)
+        number, download = self.ahead
+        if number == i + 1:  # the download under way is wanted next
+            return self.downloaded(i)
+        self.ahead = None
+        if number == i:
             return download.result()
-        return self.downloaded(i)
+        return self.downloaded(i)  # reading went elsewhere: the other file stays for later
 
     def prefetch(self, i: int) -> None:
         """Begin to download file i in the background, unless another is under way or there is no such file."""

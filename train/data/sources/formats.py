@@ -3,8 +3,8 @@
     read(path, ...) -> (row, {column: value}) for each row in order, or (row, Bad) where it is none
 
 Memory is bounded by the rows, not by the file: lines are read up to LONGEST_TEXT, and of Parquet
-one page and BATCH_ROWS rows are decoded at once. Only the text of a JSON array is read whole. What is wrong with a
-file raises Broken.
+one page and BATCH_ROWS rows are decoded at once. Only the text of a JSON array is read whole. What is
+wrong with a file raises Broken.
 """
 
 import gzip

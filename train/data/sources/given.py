@@ -289,6 +289,9 @@ def explain_start(path: Path, start: bytes, is_chosen: bool) -> str:
     return ""
 
 
+TEXT_COLUMNS = {"text", "content", "messages", "conversations"}
+
+
 def holds_rows(start: bytes) -> bool:
     """Tell whether JSON begins like rows of text: objects in lines, or an array of texts or objects.
 
@@ -296,36 +299,47 @@ def holds_rows(start: bytes) -> bool:
     text, or conversations, and one object over the whole file, or over several lines, holds no rows.
     """
     text = start.removeprefix(BYTE_ORDER_MARK).decode(errors="replace").lstrip()
-    is_lines = text[:1] == "{"
-    if not is_lines and text[:1] != "[":
-        return False
-    inside = text if is_lines else text[1:].lstrip()
+    is_object = text.startswith("{")
     try:
-        first, end = json.JSONDecoder().raw_decode(inside)
-    except (ValueError, RecursionError):  # the first element goes on
-        return len(start) >= START_BYTES // 2 and not (is_lines and "\n" in text)
+        if is_object:
+            return is_line_of_text(text)
+        return text.startswith("[") and is_array_of_text(text[1:].lstrip())
+    except (ValueError, RecursionError):  # the first element is longer than what was read
+        return len(start) >= START_BYTES // 2 and not (is_object and "\n" in text)
+
+
+def is_line_of_text(text: str) -> bool:
+    """Tell whether this begins with an object in a line of its own that holds text. Raises ValueError."""
+    row, end = json.JSONDecoder().raw_decode(text)
+    if "\n" in text[:end]:
+        return False
+    has_more_lines = text[end:].strip() != ""
+    return has_text_column(row) or (has_more_lines and count_texts(row) > 0)
+
+
+def is_array_of_text(text: str) -> bool:
+    """Tell whether the first of these elements of an array holds text. Raises ValueError."""
+    first, _ = json.JSONDecoder().raw_decode(text)
     if isinstance(first, list):
         first = next(iter(first), None)
-    if not isinstance(first, dict):
-        return isinstance(first, str)
-    if is_lines and "\n" in inside[:end]:
-        return False
-    if any(is_text(first[key]) for key in ROWS_OF_TEXT & first.keys()):
-        return True
-    texts = [value for value in first.values() if isinstance(value, str)]
-    if is_lines:
-        return bool(texts) and inside[end:].strip() != ""
-    return len(texts) == 1
+    if isinstance(first, dict):
+        return has_text_column(first) or count_texts(first) == 1
+    return isinstance(first, str)
 
 
-def is_text(value: Any) -> bool:
-    """Tell whether a value is text, or the messages of a conversation."""
+def has_text_column(row: dict[str, Any]) -> bool:
+    """Tell whether a row names its text, or the messages of a conversation, as data sets do."""
+    return any(is_text_or_messages(row[column]) for column in TEXT_COLUMNS & row.keys())
+
+
+def is_text_or_messages(value: Any) -> bool:
     if isinstance(value, list):
         return all(isinstance(message, dict) for message in value)
     return isinstance(value, str)
 
 
-ROWS_OF_TEXT = {"text", "content", "messages", "conversations"}
+def count_texts(row: dict[str, Any]) -> int:
+    return sum(isinstance(value, str) for value in row.values())
 
 
 def refuse(error: OSError) -> NoReturn:

@@ -130,7 +130,9 @@ class Stream:
         if deleted:
             _, info = deleted
             log.info("%s: making %s again, which was deleted", self.name, info.file)
-            self.maker.remake(next(s for s in self.maker.manifest.seals if s.train == info))
+            for sealed in self.maker.manifest.seals:
+                if sealed.train == info:
+                    self.maker.remake(sealed)
             return True
         if self.maker.manifest.end is not None or not (has_room or self.must_continue()):
             return False
