@@ -36,13 +36,15 @@ def text(seed: int, count: int) -> str:
 
 
 def example(kind: str, i: int) -> dict[str, Any]:
-    """One of many that differ, the longer the larger i is; some choices are of unequal length."""
+    """Return example i of a kind. All differ, and texts grow with i. Some choices differ in length."""
     if kind == "multiple_choice":
         choices = [text(i + 20, 1 + i % 3), text(i + 41, 2), text(i + 62, 1)]
         return {"query": text(i, 2 + i), "choices": choices, "gold": i % 3}
     if kind == "schema":
-        first, second = (f"{text(i, 2)} {WORDS[(i + more) % 12]}" for more in (0, 5))
-        options = [first, f"{second} abcd"]
+        options = [
+            f"{text(i, 2)} {WORDS[i % 12]}",
+            f"{text(i, 2)} {WORDS[(i + 5) % 12]} abcd",
+        ]
         return {"context_options": options, "continuation": text(i + 30, 2), "gold": i % 2}
     return {"context": f" {text(i, 3)} ", "continuation": text(i + 50, 1 + i % 2)}
 

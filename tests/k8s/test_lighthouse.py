@@ -52,7 +52,9 @@ def test_the_run_is_over_when_all_sites_are_done_or_one_ends_the_job(
     assert is_over(run, 2, SINCE_NS) is expected
 
 
-def test_it_comes_back_after_a_stop_and_ends_with_the_run(tmp_path: Path, free_port: int) -> None:
+def test_it_comes_back_after_a_stop_and_ends_with_the_run(
+    tmp_path: Path, free_port: int, processes: list[subprocess.Popen]
+) -> None:
     pytest.importorskip("torchft")
     (tmp_path / "tmp").mkdir()
 
@@ -60,13 +62,15 @@ def test_it_comes_back_after_a_stop_and_ends_with_the_run(tmp_path: Path, free_p
         settings = {"RUN_NAME": "run", "SYNC": "diloco", "SITES": "2", "NODES": "2"}
         where = {"LIGHTHOUSE": f"127.0.0.1:{free_port}", "K8S_NODE": "a"}
         folders = {"TMPDIR": str(tmp_path / "tmp"), "RUNS_DIR": str(tmp_path)}
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-m", "train.diloco.lighthouse"],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             text=True,
             env=os.environ | settings | where | folders | constants(LOOK_S=0.1),
         )
+        processes.append(process)
+        return process
 
     process = start()
     assert process.stdout and "lighthouse on port" in process.stdout.readline()

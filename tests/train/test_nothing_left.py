@@ -44,7 +44,7 @@ LONGER = (
             5,
             True,
             "finetune",
-            {"epochs": 2},
+            {"epochs": 2, "train_tokens": 4000},
             "past EPOCHS=2 of DATA, 4 steps: nothing",
             FURTHER.format("EPOCHS=4"),
         ),
@@ -65,9 +65,8 @@ def test_a_run_with_nothing_left_says_how_to_go_on(
     tmp_path, monkeypatch, phase, step, saved, target, settings, end, advice
 ):
     monkeypatch.setattr("train.run_folder.verify", lambda folder: {})
-    config = Config(run_name="x", batch_tokens=1000, train_tokens=9_500, **settings)
-    if target == "finetune":
-        config = config.replace(train_tokens=4000)
+    usual = {"run_name": "x", "batch_tokens": 1000, "train_tokens": 9_500}
+    config = Config(**{**usual, **settings})
     paths = RunPaths(tmp_path)
     Status(paths.status, active=True).phase(phase, step=step)
     if saved:

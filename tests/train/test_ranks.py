@@ -31,7 +31,7 @@ def launch(
     by_user=False,
     **settings,
 ):
-    """A run of so many processes; by_user: with all that a user starts, scripts and torchrun."""
+    """A run of `nproc` processes; by_user: with all that a user starts, scripts and torchrun."""
     name = f"run{settings.pop('name', nproc)}"
     env = environment(folder, data, NPROC=nproc, MAX_STEPS=max_steps, RUN_NAME=name, **settings)
     code, out = (
@@ -77,7 +77,7 @@ def one_process(tmp_path_factory, data):
     ],
     ids=str,
 )
-def test_any_number_of_processes_follows_one_whether_the_model_is_split(
+def test_any_number_of_processes_follows_one_split_or_whole(
     tmp_path, data, one_process, nproc, how
 ):
     if "COMPILE" in how and compilation.find_missing(torch.device("cpu")):

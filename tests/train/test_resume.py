@@ -50,7 +50,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(trial, undisturbed, number)
 
 
 @pytest.mark.slow
-def test_a_last_step_that_lies_behind_is_said_and_nothing_is_done(trial):
+def test_a_last_step_that_is_already_past_is_said_and_nothing_is_done(trial):
     trial.train(MAX_STEPS=10)
     names = ("metrics.jsonl", "config.json", "tokenizer.json")
     before = [(trial.run / name).read_bytes() for name in names]

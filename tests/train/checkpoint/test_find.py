@@ -104,13 +104,14 @@ def test_a_checkpoint_of_a_later_version_is_neither_passed_over_nor_renamed(tmp_
     ],
     ids=["the newest and the permanent", "two that verify", "a sound one between", "all"],
 )
-def test_pruning_keeps_what_it_must_and_clears_leftovers(tmp_path, damaged, settings, stay):
+def test_pruning_keeps_what_it_must_and_clears_leftovers(tmp_path, caplog, damaged, settings, stay):
     make(tmp_path, 1, 2, 4, 5, 7, 8, 9)
     damage(tmp_path, *damaged)
     (tmp_path / "step_0000010.tmp-abc").mkdir()
     (tmp_path / ".trash-step_0000003-abc").mkdir()
     find.prune(tmp_path, **settings)
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"step_{step:07d}" for step in stay]
+    assert ("an older one is kept in its place" in caplog.text) == bool(damaged)
 
 
 def test_pruning_hashes_nothing_that_is_known_to_be_sound(tmp_path, monkeypatch):

@@ -73,7 +73,7 @@ class Sites:
         self.sites[rank] = self.popen(command or launch, self.log(rank), **changes)
 
     def lose(self, rank):
-        """kill -9 of all there is of a site."""
+        """Kill all processes of a site."""
         kill_session(self.sites[rank])
 
     def ends(self, *codes: int) -> list[str]:
@@ -87,7 +87,7 @@ class Sites:
         return [self.log(rank).read_text() for rank in range(len(codes))]
 
     def stop(self):
-        """Stop all, which have made more steps than they were to be."""
+        """Stop all sites, which would train far longer than a test needs."""
         for site in self.sites.values():
             site.send_signal(signal.SIGTERM)
         self.ends(*[75] * len(self.sites))
@@ -107,15 +107,15 @@ class Sites:
         """Exchange -> the hash of the global weights then."""
         return {entry["outer_step"]: entry["hash"] for entry in self.events(rank, "sync")}
 
-    def agreed(self, behind=0):
-        """How many exchanges behind this one the first two have seen, after each of which their weights were equal."""
+    def agreed(self, after=0):
+        """Return how many exchanges after this one both of the first two sites saw, with equal weights."""
         mine, others = self.hashes(0), self.hashes(1)
-        both = [outer for outer in mine if outer > behind and outer in others]
+        both = [outer for outer in mine if outer > after and outer in others]
         assert [mine[outer] for outer in both] == [others[outer] for outer in both]
         return len(both)
 
     def wait(self, rank, exchanges, sites=0):
-        """Until a site has seen so many exchanges, the last of them among so many sites, if that matters."""
+        """Wait until a site has made this many exchanges; with `sites`, the last among this many sites."""
         deadline = time.monotonic() + 240
         while not any(
             entry["outer_step"] >= exchanges and sites in (0, entry["sites"])

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 
 import pytest
-import torch
 
 from settings.config import Config
+from tests.conftest import TINY
 from tests.running import losses, same, tensors, wait_for, wait_until
 from tests.train.diloco.sites import Sites
 from tests.train.making import ALONE
@@ -89,13 +89,21 @@ def train_in_one_process(env, steps):
 
 
 def assert_trained_as_one_process(job, steps):
-    """AdamW divides a gradient by its own size: where it is nothing but rounding, so is the update."""
-    for name, expected in train_in_one_process(job.env, steps).items():
-        for rank in (0, 1):
-            saved = tensors(job.run(rank), steps)
-            torch.testing.assert_close(
-                saved[f"outer.weights.{name}"], expected, rtol=1e-4, atol=3e-5
-            )
+    """Compare weights, in common and of each site, with those of one process.
+
+    AdamW divides a gradient by its own size. Where that is nothing but rounding, so is the update: one
+    element in a thousand, at most, may be off by a hundredth of the learning rate.
+    """
+    expected = train_in_one_process(job.env, steps)
+    largest = 0.01 * float(TINY["LEARNING_RATE"])
+    for rank in (0, 1):
+        saved = tensors(job.run(rank), steps)
+        for name, weight in expected.items():
+            for kind in ("outer.weights", "model"):
+                off = (saved[f"{kind}.{name}"] - weight).abs()
+                assert (off > 2e-6 + 1e-4 * weight.abs()).float().mean() <= 1e-3, name
+                assert off.max() < largest, name
+                assert off.norm() <= 5e-5 * weight.norm(), name
     assert job.hashes(0) == job.hashes(1)
 
 
@@ -188,7 +196,7 @@ def test_a_site_that_is_killed_stops_no_other_and_catches_up(started):
     assert "sites (away: 1), " in job.log(0).read_text()
     (gap,) = job.events(1, "gap")
     assert gap["reason"] == "away" and gap["from"] < gap["to"] == gap["step"]
-    assert job.agreed(behind=gap["to"] // 10) >= 2
+    assert job.agreed(after=gap["to"] // 10) >= 2
     for entry in job.events(0, "rollback"):  # it died in an exchange: at most one interval is lost
         assert entry["from"] - entry["step"] <= 10
 
@@ -230,7 +238,7 @@ def test_an_exchange_that_fails_costs_the_steps_since_the_last_one(started):
     job.wait(1, exchanges=last["outer_step"] + 2, sites=2)
     job.wait(0, exchanges=job.last(1)["outer_step"] + 2)
     job.stop()
-    assert job.agreed(behind=last["outer_step"])
+    assert job.agreed(after=last["outer_step"])
 
 
 @pytest.mark.slow
@@ -252,7 +260,7 @@ def test_without_its_lighthouse_a_site_waits_and_goes_on_when_it_is_back(started
         assert entry["step"] <= 10 * (alone + 1)
     job.stop()
     # each may have made some more by itself
-    assert job.agreed() > job.agreed(behind=alone) >= 1
+    assert job.agreed() > job.agreed(after=alone) >= 1
 
 
 SLOW = """

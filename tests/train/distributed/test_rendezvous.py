@@ -203,7 +203,7 @@ def test_a_trainer_that_ended_before_it_said_anything_waits_for_no_peers(
         (1, {}, {}, 2, 69),
     ],
 )
-def test_a_node_of_a_run_that_is_done_waits_for_nobody(
+def test_only_a_run_that_is_done_on_a_shared_disk_needs_no_roll_call(
     nodes, capfd, rank, facts, settings, logs, code
 ):
     (nodes.paths.folder / "logs").mkdir()

@@ -63,7 +63,11 @@ this = interrupt.Interrupt(lambda: print("end", flush=True))
 this.training = sys.argv[1] == "training"
 store = TCPStore("127.0.0.1", 0, is_master=True)
 threading.Timer(0.5, print, ["waiting"], {"flush": True}).start()  # by when it does
-tell = lambda: this.is_heard.wait() and print(this.asked, flush=True)
+
+def tell():
+    this.is_heard.wait()
+    print(this.asked, flush=True)
+
 threading.Thread(target=tell, daemon=True).start()
 store.wait(["what never comes"], datetime.timedelta(seconds=60))
 """

@@ -45,7 +45,7 @@ def start(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(transport, "INFINIBAND", tmp_path / "infiniband")
     monkeypatch.delenv("POD_NETWORK", raising=False)
     (tmp_path / "logs").mkdir()
-    (tmp_path / "logs" / "nccl_node_0.pt-0.1").write_text(SHARED)  # of an attempt before
+    (tmp_path / "logs" / "nccl_node_0.pt-0.1").write_text(SHARED)  # of an earlier attempt
     caplog.set_level(logging.INFO)
 
     def log_transport(text, kind="cuda", size=4, rank=0, local_rank=0, peers=False):

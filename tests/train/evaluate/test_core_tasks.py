@@ -166,7 +166,7 @@ def test_scored_is_what_follows_the_common_beginning_or_is_the_common_end(
     assert [choice.cut for choice in found.choices] == [max(0, len(text) - 5) for text in whole]
     assert (found.number, found.gold) == (7, 1)
     names = ("merged", "cropped", "too_long")
-    assert [name for name in names if getattr(found, name)] == [n for n in names if n in flags]
+    assert [name for name in names if getattr(found, name)] == flags.split()
 
 
 @pytest.mark.parametrize("task", KINDS, ids=lambda task: task.kind)
@@ -174,7 +174,9 @@ def test_a_text_is_tokenized_whole(task, data, monkeypatch):
     monkeypatch.setattr(prompts, "EXAMPLES_AT_ONCE", 2)
     vocabulary = tokenizer.load(Path(data["TOKENIZER"]))
     entries = [example(task.kind, i) for i in range(12)]
-    for found in questions(task, entries, [7, 2, 3], vocabulary, 10_000):
+    several = list(questions(task, entries, [7, 2, 3], vocabulary, 10_000))
+    assert [found.number for found in several] == [7, 2, 3]
+    for found in several:
         shots = shots_of(task, entries, found.number)
         texts = texts_of(task, entries[found.number], shots)
         expected = [[vocabulary.end_of_text, *vocabulary.encode(text)] for text in texts]

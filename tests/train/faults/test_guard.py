@@ -42,7 +42,7 @@ BOUND = MIDDLE + 8 * 1.4826 * SPREAD
         # Too little is known of what is usual.
         (fed([2.0] * (ARMED_FROM - 1)), 1e9, 1e9, None),
         (fed([2.0] * ARMED_FROM), 100.0, 1.0, "loss"),
-        # So many robust deviations of the window.
+        # SPIKE_SIGMAS robust deviations above the window's median.
         (fed(NOISE), BOUND * 1.001, 1.0, "loss"),
         (fed(NOISE), BOUND * 0.999, 1.0, None),
         (fed(NOISE), -100.0, 0.0, None),
@@ -62,23 +62,23 @@ def test_one_wild_value_in_the_window_does_not_move_the_bound():
     assert wild.bound("loss") == pytest.approx(fed(NOISE).bound("loss"), rel=0.02)
 
 
+def reload(guard):
+    """Return a guard that has loaded what this one saves."""
+    again = Guard(8)
+    again.load(json.loads(json.dumps(guard.state())))
+    return again
+
+
 @pytest.mark.parametrize(("every", "unsettled"), [(30, 5), (4, 2), (1, 0)])
-def test_behind_an_exchange_spikes_are_let_pass_and_not_remembered(every, unsettled):
+def test_after_an_exchange_spikes_are_taken_and_not_remembered(every, unsettled):
     """For a few steps, and never so many that none is left before the next."""
     guard = fed(*QUIET)
     guard.exchanged(every)
     for step in range(unsettled):
         assert guard.judge(9.0, 9.0) is None and guard.judge(math.nan, 1.0) == "nonfinite"
-        assert reloaded(guard).unsettled == unsettled - step
+        assert reload(guard).unsettled == unsettled - step
         guard.taken(61 + step, 9.0, 9.0)
     assert guard.judge(9.0, 0.5) == "loss" and set(guard.loss) == {2.0}
-
-
-def reloaded(guard, **how):
-    """A guard that has loaded what this one saves."""
-    again = Guard(8)
-    again.load(json.loads(json.dumps(guard.state())), **how)
-    return again
 
 
 def test_a_run_goes_back_after_so_many_skips_in_a_row_and_no_sooner():
@@ -105,13 +105,13 @@ def test_a_guard_from_a_checkpoint_decides_as_one_that_was_never_stopped():
     losses, norms = noisy(200), noisy(200, seed=9)
     whole = fed(losses, norms)
     first = fed(losses[:150], norms[:150])
-    resumed = reloaded(first)
+    resumed = reload(first)
     for step in range(150, 200):
         resumed.taken(step + 1, losses[step], norms[step])
     for guard in (whole, resumed):
         guard.skipped()
         guard.went_back(190, to=180)
-    assert reloaded(resumed) == resumed == whole
+    assert reload(resumed) == resumed == whole
     later = fed([2.0] * 40)
     later.went_back(40, to=30)
     later.load(first.state(), history=False)

@@ -57,12 +57,14 @@ def test_weights_of_two_processes_come_back_to_the_bit(
     monkeypatch.setenv("TEST_PORT", str(free_port))
     where = {"runs_dir": str(tmp_path), "run_name": "run", "tokenizer": data["TOKENIZER"]}
     c = tiny.replace(device="cpu", parallel=parallel, **where)
-    ((written,), *_) = (found.values() for found in run(c, f"{parallel} 2", tmp_path / "written"))
+    found, *_ = run(c, f"{parallel} 2", tmp_path / "written")
+    (written,) = found.values()
     (tmp_path / "run").mkdir()
     (tmp_path / "written").rename(tmp_path / "run" / "checkpoints")
     (tmp_path / "run" / "config.json").write_text(json.dumps({"settings": c.stored()}))
     whole = open_trained(c, ALONE, given={"RUN_NAME"})
     expected = weights(whole)
+    assert len(expected) == len(list(whole.model.parameters()))
     assert expected.items() <= written.items()
     numbers = sum(weight.numel() for weight in whole.model.parameters())
     for split in (False, True):

@@ -18,7 +18,7 @@ from train.hooks.diloco import DiLoCo
 
 @pytest.fixture
 def start(tiny, tmp_path):
-    """Returns the job, the hook and the site of a run that exchanges so often; the job counts steps."""
+    """Returns the job, the hook and the site of a run that exchanges every `every` steps; the job counts steps."""
 
     def start(every=8, fragments=1, delay=0):
         sync = {"sync_every": every, "sync_fragments": fragments, "sync_delay": delay}
@@ -87,7 +87,7 @@ def test_an_exchange_that_fails_at_the_end_costs_the_steps_since_the_last(
     assert job.gaps == (gap,) and (job.step, site.exchanges) == (10, 4)
 
 
-def test_going_back_behind_an_exchange_that_ended_early_passes_nothing_over_twice(start):
+def test_going_back_after_an_exchange_that_ended_early_passes_nothing_over_twice(start):
     job, hook, site = start(8, delay=3)
     step_to(job, 6)
     assert site.in_flight

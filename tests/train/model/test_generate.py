@@ -157,6 +157,7 @@ def test_rows_without_a_token_are_never_sampled(tiny, vocabulary, vocab_size):
     with torch.no_grad():  # they are by far the likeliest
         model.lm_head.weight[512:] = 100 * model.lm_head.weight[512:].sign()
     found = list(generate(model, [[1]], 30, GREEDY, [3], vocabulary))
+    assert len(found) == 30
     assert all(token is None or token < 512 for (token,) in found)
 
 

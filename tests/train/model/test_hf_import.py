@@ -167,7 +167,10 @@ def test_what_old_files_hold_besides_is_passed_over(llama):
         },
     )
     hf_import.check(folder, c)
-    hf_import.load(folder, build(c, CPU))
+    model = build(c, CPU)
+    hf_import.load(folder, model)
+    assert model.lm_head.weight is model.embed_tokens.weight
+    assert model.embed_tokens.weight.any()  # not the zeros of lm_head
 
 
 def test_hashes_are_those_of_the_files(llama):

@@ -45,7 +45,7 @@ def gradients(c):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("how", "times"), [("selective", 1), ("full", 2)])
-def test_gradients_are_the_same_and_what_is_cheap_is_computed_anew(tiny, dtype, how, times):
+def test_gradients_are_the_same_and_what_is_cheap_is_computed_again(tiny, dtype, how, times):
     expected, calls, size = gradients(dataclasses.replace(tiny, dtype=dtype))
     c = dataclasses.replace(tiny, activation_checkpointing=how, dtype=dtype)
     found, calls_again, size_kept = gradients(c)
@@ -58,11 +58,13 @@ def test_gradients_are_the_same_and_what_is_cheap_is_computed_anew(tiny, dtype, 
     def products(calls):
         return sum(calls[f"aten.{name}"] for name in ("mm", "addmm", "bmm"))
 
-    assert (products(calls_again) > products(calls)) == (how == "full")
-    assert products(calls_again) >= products(calls)
+    if how == "full":
+        assert products(calls_again) > products(calls)
+    else:
+        assert products(calls_again) == products(calls)
 
 
-def test_nothing_is_kept_or_computed_anew_without_gradients(tiny):
+def test_nothing_is_kept_or_computed_again_without_gradients(tiny):
     c = dataclasses.replace(tiny, activation_checkpointing="full")
     model = build(c, CPU)
     with torch.no_grad(), Counting() as counting:
