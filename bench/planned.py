@@ -232,8 +232,7 @@ def measure(gpus: int) -> Iterator[dict[str, Any]]:
 
 def measured(row: Row) -> dict[str, Any]:
     several = [
-        "torch.distributed.run",
-        "--standalone",
+        "train.torchrun",
         f"--nproc-per-node={row.processes}",
         "-m",
     ] * (row.processes > 1)

@@ -330,8 +330,7 @@ def measure_saving(rounds: int, gpus: int) -> Iterator[dict[str, Any]]:
     many = gpus or 2
     for processes, how in [(1, "ddp"), *([(many, "ddp"), (many, "fsdp")] if many > 1 else [])]:
         several = [
-            "torch.distributed.run",
-            "--standalone",
+            "train.torchrun",
             f"--nproc-per-node={processes}",
             "-m",
         ] * (processes > 1)

@@ -25,9 +25,17 @@ def join_address(host: str, port: int) -> str:
     return f"{host}:{port}"
 
 
+def is_ip_address(host: str) -> bool:
+    """Return whether a host is written as an address, and not as a name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
 def is_loopback(host: str) -> bool:
     """Return whether only this machine reaches a host that is written like that."""
-    try:
+    if is_ip_address(host):
         return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    return host == "localhost"

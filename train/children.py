@@ -10,6 +10,7 @@ from types import FrameType
 
 from record.wait import wait
 from settings import ROOT
+from train.distributed.signals import end_with_parent
 
 ECHO_S = 3.0  # signals to a whole process group arrive several times, at most this far apart
 PAUSE_TICK_S = 0.1
@@ -66,7 +67,7 @@ class Children:
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL if quiet else None,
-            preexec_fn=ignore_interrupts,
+            preexec_fn=prepare_child,
         )
         if self.stop_requested:  # before there was a child to stop
             self.stop_child()
@@ -79,8 +80,10 @@ class Children:
         wait(lambda: self.stop_requested, seconds, PAUSE_TICK_S)
 
 
-def ignore_interrupts() -> None:
+def prepare_child() -> None:
+    """In the child, before its program starts: leave Ctrl-C to this process, and end with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent(signal.SIGTERM)
 
 
 def code_of_shell(code: int) -> int:

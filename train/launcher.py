@@ -2,8 +2,9 @@
 
     scripts/launch.sh [MODULE]      MODULE runs instead of the trainer, train.main
 
-One process runs directly, several under torchrun, which nothing else starts for a run. On several
-nodes the launchers first meet (distributed/rendezvous.py). The exit code is the trainer's own, which
+One process runs directly, several under torchrun, which nothing else starts for a run. On one
+machine nothing listens beyond loopback (torchrun.py). On several nodes the launchers first meet
+(distributed/rendezvous.py). The exit code is the trainer's own, which
 torchrun would turn into 1, or one of the launcher's (record/exit_codes.py).
 
 Who wants the run to stop sends SIGTERM to the launcher, as Ctrl-C, `make stop` and a cluster do. A
@@ -231,7 +232,7 @@ class Launcher:
                 f"--rdzv-conf=timeout={self.config.start_timeout_s}",
             ]
         elif self.processes > 1:
-            command += ["train.torchrun", "--standalone"]
+            command += ["train.torchrun"]
         else:
             return [*command, self.module]
         options = ["--max-restarts=0", f"--nproc-per-node={self.processes}"]

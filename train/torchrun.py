@@ -1,28 +1,126 @@
-"""torchrun without its traceback: the processes have said why they ended, and reported their exit codes.
+"""torchrun as the launcher uses it: without a traceback, and with as few ports as can be.
 
 python -m train.torchrun [OPTIONS of torchrun] -m MODULE
+
+The processes have said why they ended, and reported their exit codes.
+
+Without --nnodes all processes are on this machine. There is nobody to meet then, so nothing
+listens: torchrun's own --standalone opens two ports on all interfaces, and unpickles what anybody
+writes there. The ranks find each other by a file (join in distributed/world.py), and connect to
+each other on loopback.
+
+With --nnodes, node 0 serves torchrun's store at --master-addr instead of on all addresses.
+docs/ports.md lists what else listens.
 """
 
+import argparse
+import os
+import socket
 import sys
+import tempfile
+from pathlib import Path
 
+from torch.distributed import HashStore, TCPStore
+from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.run import main
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousStoreInfo,
+    rendezvous_handler_registry,
+    static_tcp_rendezvous,
+)
+
+from settings.addresses import is_loopback
+from train.distributed.signed_http import listen
+
+ONE_MACHINE = "one-machine"
+LOOPBACK = "lo"
 
 
-def run() -> int:
+class OneMachine(RendezvousHandler):
+    """The rendezvous of a job that has one node: it has taken place."""
+
+    def get_backend(self) -> str:
+        return ONE_MACHINE
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        # Port 0: our ranks meet by RANKS_FILE, and nothing else may open a port.
+        return RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo("127.0.0.1", 0))
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        pass
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def get_run_id(self) -> str:
+        return ONE_MACHINE
+
+    def shutdown(self) -> bool:
+        return True
+
+
+class Nodes(static_tcp_rendezvous.StaticTCPRendezvous):
+    """torchrun's rendezvous of several nodes, with a store that listens at MASTER_ADDR only."""
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        if self.rank == 0 and self._store is None:
+            listener = listen(self.master_addr, self.master_port)
+            self._store = TCPStore(
+                self.master_addr,
+                self.master_port,
+                self.world_size,
+                is_master=True,
+                timeout=self.timeout,
+                master_listen_fd=listener.detach(),
+            )
+        return super().next_rendezvous()
+
+
+def start(options: argparse.Namespace, folder: Path) -> None:
+    """Run torchrun to its end, with the ports of one machine or of several.
+
+    Args:
+        folder: an empty one, for the file by which the ranks of one machine find each other.
+    """
+    is_one_machine = options.nnodes == "1:1"
+    if is_one_machine:
+        rendezvous_handler_registry.register(ONE_MACHINE, lambda parameters: OneMachine())
+        options.rdzv_backend = ONE_MACHINE
+        os.environ["RANKS_FILE"] = str(folder / "ranks")
+        # torchrun logs it. Where the name server does not answer, asking takes many seconds.
+        socket.getfqdn = lambda name="": name or socket.gethostname()
+    else:
+        static_tcp_rendezvous.StaticTCPRendezvous = Nodes  # type: ignore[misc]
+    if is_one_machine or is_loopback(options.master_addr):
+        # Also where the user has chosen an interface: that is for several machines.
+        os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
+        os.environ["NCCL_SOCKET_IFNAME"] = LOOPBACK
+    torchrun.run(options)
+
+
+def main(arguments: list[str]) -> int:
     """Return 0, or 1 if a process failed or torchrun was told to stop."""
-    try:
-        main()
-    except SignalException:
-        return 1
-    except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
-        if failure.exitcode < 0:  # it could say nothing
-            sys.stderr.write(f"rank {rank} (pid {failure.pid}) ended by {failure.signal_name()}\n")
-        return 1
+    options = torchrun.parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="ranks.", ignore_cleanup_errors=True) as folder:
+        try:
+            start(options, Path(folder))
+        except SignalException:
+            return 1
+        except ChildFailedError as error:
+            rank, failure = error.get_first_failure()
+            if failure.exitcode < 0:  # it could say nothing
+                sys.stderr.write(
+                    f"rank {rank} (pid {failure.pid}) ended by {failure.signal_name()}\n"
+                )
+            return 1
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(run())
+    sys.exit(main(sys.argv[1:]))

@@ -148,7 +148,7 @@ def lighthouse(network: Network, min_sites: str) -> Iterator[str]:
 
 def until_it_listens(process: "subprocess.Popen[Any]", log: Path) -> None:
     """Wait for a lighthouse that writes to this log. Raises RuntimeError where it ends."""
-    while "lighthouse on port" not in (said := log.read_text()):
+    while "lighthouse on " not in (said := log.read_text()):
         if process.poll() is not None:
             raise RuntimeError(f"the lighthouse does not start: {said}")
         time.sleep(0.1)

@@ -73,7 +73,7 @@ def test_it_comes_back_after_a_stop_and_ends_with_the_run(
         return process
 
     process = start()
-    assert process.stdout and "lighthouse on port" in process.stdout.readline()
+    assert process.stdout and f"lighthouse on 127.0.0.1:{free_port}" in process.stdout.readline()
     process.send_signal(signal.SIGTERM)
     assert process.wait(120) == 143
     for site in (0, 1):

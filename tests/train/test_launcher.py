@@ -100,7 +100,7 @@ TORCHRUN = "-m train.torchrun"
     ("kind", "changes", "command"),
     [
         ("one process", {}, "-m train.main"),
-        ("two", {}, f"{TORCHRUN} --standalone --max-restarts=0 --nproc-per-node=2 -m train.main"),
+        ("two", {}, f"{TORCHRUN} --max-restarts=0 --nproc-per-node=2 -m train.main"),
         (
             "nodes",
             {"nproc": 1, "start_timeout_s": 40},
@@ -111,7 +111,7 @@ TORCHRUN = "-m train.torchrun"
         (
             "two",
             {"nproc": None, "device": "auto"},
-            f"{TORCHRUN} --standalone --max-restarts=0 --nproc-per-node=3 -m train.main",
+            f"{TORCHRUN} --max-restarts=0 --nproc-per-node=3 -m train.main",
         ),
         ("two", {"nproc": None}, "-m train.main"),
     ],

@@ -3,11 +3,11 @@
     python -m train.diloco.lighthouse      LIGHTHOUSE=host:port says on which port
 
 It serves until SIGTERM or Ctrl-C; in a pod, where each site's pod writes how it ended
-(RunPaths.last_word), until the run is over. torchft's lighthouse listens on that port, on all
-addresses, and the registry of sites (site_registry.py) on the next. Neither keeps anything: started
-again, both know within seconds what they knew. While it is away sites train on, and wait at their
-next exchange. The registry knows the run's sites by their secret, but nothing is encrypted, and
-torchft's port asks nobody who he is: both belong into a private network.
+(RunPaths.last_word), until the run is over. torchft's lighthouse listens there, and the registry of
+sites (site_registry.py) on the next port: on loopback if LIGHTHOUSE is not set. Neither keeps
+anything: started again, both know within seconds what they knew. While it is away sites train on,
+and wait at their next exchange. The registry knows the run's sites by their secret, but nothing is
+encrypted, and torchft's port asks nobody who he is: both belong into a private network.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from typing import Any
 from record.exit_codes import BAD_DATA, BAD_SETTING, DONE, INTERRUPTED
 from record.run_paths import RunPaths
 from settings import ROOT, SettingsError
-from settings.addresses import split_address
+from settings.addresses import is_loopback, join_address, split_address
 from settings.config import Config
 from train import timeouts
 from train.distributed.pod import in_pod
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 TICK_MS = 100  # how often it looks whether an exchange can begin
 DEAD_MS = 5000  # who has not been heard of for so long is not waited for
 LOOK_S = 2.0  # between two looks at whether the run is over
-DEFAULT = "0.0.0.0:29510"
+DEFAULT = "127.0.0.1:29510"
 
 
 def main() -> int:
@@ -69,16 +69,17 @@ def serve(config: Config) -> tuple[Any, Any]:
     where = config.lighthouse or DEFAULT
     host, port = split_address(where, 0)
     try:
+        with contextlib.suppress(OSError):  # pods may not write: node 0 does
+            run_secret.make_secret(config)
+        registry = site_registry.serve_sites(config, host, port + 1)
+        bound = registry.socket.getsockname()[0]  # all addresses, where LIGHTHOUSE is a name
         lighthouse = LighthouseServer(
-            f"[::]:{port}",
+            join_address(bound, port),
             min_replicas=config.min_sites,
             join_timeout_ms=1000 * timeouts.SITE_WAIT_S,
             quorum_tick_ms=TICK_MS,
             heartbeat_timeout_ms=DEAD_MS,
         )
-        with contextlib.suppress(OSError):  # pods may not write: node 0 does
-            run_secret.make_secret(config)
-        registry = site_registry.serve_sites(config, host, port + 1)
     except Exception as error:
         raise SettingsError(
             [
@@ -88,8 +89,23 @@ def serve(config: Config) -> tuple[Any, Any]:
             ]
         ) from None
     log.info(
-        "lighthouse on port %d, registry on port %d, MIN_SITES=%d", port, port + 1, config.min_sites
+        "lighthouse on %s, registry on port %d, MIN_SITES=%d",
+        join_address(bound, port),
+        port + 1,
+        config.min_sites,
     )
+    if is_loopback(bound):
+        log.info(
+            "Only this machine can reach it. For others: LIGHTHOUSE=ADDRESS:%d, an address of this "
+            "machine in a private network.",
+            port,
+        )
+    else:
+        log.warning(
+            "Anyone who can reach port %d can disturb the run: torchft's lighthouse asks for no "
+            "secret. Use a private network or a VPN (docs/ports.md).",
+            port,
+        )
     if secret := run_secret.describe_file(config, sys.stdout.isatty()):
         log.info("%s", secret)
     return registry, lighthouse

@@ -31,6 +31,7 @@ from train.diloco.site_registry import SYNC_STREAMS, own_address
 from train.diloco.weight_server import WeightServer
 from train.distributed.parallel import local
 from train.distributed.run_secret import find_secret
+from train.distributed.signed_http import listen
 from train.distributed.world import (
     PeersDiffer,
     PeersMissing,
@@ -343,6 +344,14 @@ def open_store(address: str, world: World) -> tuple[Any, str, int]:
     """
     store = None
     if world.is_first:
-        store = dist.TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False)
+        listener = listen(address, 0)
+        port = listener.getsockname()[1]
+        store = dist.TCPStore(
+            address,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
     where, port = from_first((address, store.port if store else 0))
     return store, where, port

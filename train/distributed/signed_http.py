@@ -11,6 +11,7 @@ Nothing is encrypted: who can listen can read what is sent.
 
 import abc
 import contextlib
+import errno
 import hmac
 import http.client
 import http.server
@@ -22,7 +23,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from settings.addresses import is_loopback
+from settings.addresses import is_ip_address, is_loopback
 
 log = logging.getLogger(__name__)
 
@@ -53,13 +54,21 @@ def is_same(given: str | None, expected: str) -> bool:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Listen on all addresses, or on loopback only if `host` is that. Raises OSError."""
-    both = False
-    if not is_loopback(host):
-        host = ""
-        both = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if both or ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, dualstack_ipv6=both)
+    """Listen at an address of this machine. Raises OSError.
+
+    A name may mean another address here than elsewhere: for a name, and for an address that this
+    machine does not have, as behind NAT, listen on all addresses.
+    """
+    if is_ip_address(host) or is_loopback(host):
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            return socket.create_server((host, port), family=family)
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    return socket.create_server(("", port), family=family, dualstack_ipv6=both)
 
 
 class SignedServer(http.server.ThreadingHTTPServer):

@@ -96,15 +96,7 @@ def join(c: Config, trains: bool = True) -> World:
         device_name, backend = torch.cuda.get_device_name(device), "cpu:gloo,cuda:nccl"
     host = socket.gethostname()
     if size > 1:
-        try:
-            dist.init_process_group(backend, timeout=datetime.timedelta(seconds=c.start_timeout_s))
-        except dist.DistError as error:
-            where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-            raise PeersMissing(
-                f"rank {rank} of {size} on {host} did not find the others at {where} in "
-                f"START_TIMEOUT_S={c.start_timeout_s}: {str(error).splitlines()[0]}. Look at the logs of the "
-                "other nodes, and at the firewall between them."
-            ) from error
+        meet_ranks(backend, rank, size, c.start_timeout_s)
     return World(
         rank=rank,
         local_rank=local_rank,
@@ -116,6 +108,37 @@ def join(c: Config, trains: bool = True) -> World:
         local_size=read_number("LOCAL_WORLD_SIZE", size),
         hosts=tuple(from_all(host)),
     )
+
+
+def meet_ranks(backend: str, rank: int, size: int, timeout_s: float) -> None:
+    """Form the process group: by a file on one machine (train/torchrun.py), else at node 0's store.
+
+    Raises PeersMissing.
+    """
+    timeout = datetime.timedelta(seconds=timeout_s)
+    path = os.environ.get("RANKS_FILE")
+    try:
+        if path:
+            store = dist.FileStore(path, size)
+            dist.init_process_group(
+                backend, timeout=timeout, store=store, rank=rank, world_size=size
+            )
+        else:
+            dist.init_process_group(backend, timeout=timeout)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        # A FileStore raises no error of its own kind: "Wait timeout".
+        if not isinstance(error, dist.DistError) and "timeout" not in reason:
+            raise
+        where = "on this machine"
+        advice = "Look at what they print."
+        if not path:
+            where = f"at {os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+            advice = "Look at the logs of the other nodes, and at the firewall between them."
+        raise PeersMissing(
+            f"rank {rank} of {size} on {socket.gethostname()} did not find the others {where} in "
+            f"START_TIMEOUT_S={timeout_s}: {reason}. {advice}"
+        ) from error
 
 
 def read_number(name: str, default: int) -> int:

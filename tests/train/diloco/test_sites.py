@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+import torch
 
 from settings.config import Config
 from tests.conftest import TINY

@@ -162,7 +162,18 @@ def test_why_a_registry_is_not_reached_is_said(monkeypatch, error, words):
         Client("a", 1, 1, lambda: "", "").read()
 
 
-@pytest.mark.parametrize(("host", "bound"), [("localhost", "127.0.0.1"), ("10.0.0.5", "::")])
-def test_a_registry_is_on_loopback_only_if_its_address_is_there(free_port, host, bound):
+@pytest.mark.parametrize(
+    ("host", "bound"),
+    [
+        ("localhost", "127.0.0.1"),
+        ("127.0.0.1", "127.0.0.1"),
+        ("127.0.0.2", "127.0.0.2"),
+        ("a-name-of-this-machine", "::"),
+        ("192.0.2.1", "::"),  # of another machine: this one may be behind NAT
+    ],
+)
+def test_a_registry_listens_at_its_address_and_on_all_where_that_is_not_known_here(
+    free_port, host, bound
+):
     with signed_http.listen(host, free_port) as listener:
         assert listener.getsockname()[0] in (bound, bound.replace("::", "0.0.0.0"))
