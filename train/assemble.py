@@ -114,7 +114,7 @@ class Attempt:
             for line in watchdog.set_aside_stacks(paths.hang):
                 log.warning("the attempt before: %s", line)
         from_first(None)  # the stacks of that attempt are out of the way
-        self.watch = Watchdog(paths.hang, world.rank, world.host, at_end=lambda: hung(status))
+        self.watch = Watchdog(paths.hang, world.rank, world.hosts, at_end=lambda: hung(status))
         self.watch.expect("opening the data", config.start_timeout_s)
         set_timeout(COLLECTIVE_S, [])  # from here on the watchdog ends what hangs
         # From here on the run is touched, and its status says so.

@@ -13,6 +13,7 @@ leaves: it is started again, and the others wait for it.
 import contextlib
 import functools
 import hashlib
+import os
 import platform
 import socket
 import sys
@@ -68,6 +69,7 @@ class RollCall(Members):
     Attributes:
         where: what the nodes are to reach.
         start: tokens of the processes that are to start torchrun together.
+        training: those that started it, until node 0 is back.
         end: how the run ends on all nodes.
         heard: the nodes that were told how it ends.
     """
@@ -78,12 +80,15 @@ class RollCall(Members):
         self.timeout_s = timeout_s
         self.where = where
         self.start: set[str] = set()
+        self.training: dict[int, Member] = {}
         self.end: Verdict | None = None
         self.heard: set[int] = set()
 
     def hear(self, name: int, facts: Facts, address: str, now: float) -> None:
         if facts["token"] not in self.start:
             self.start = set()  # a node came back: that attempt has failed
+            if name == 0:
+                self.training.clear()
         super().hear(name, facts, address, now)
 
     def reply(self, name: int, now: float) -> Facts:
@@ -96,9 +101,20 @@ class RollCall(Members):
                 self.end = verdict
         elif facts["token"] in self.start:
             verdict = Verdict(0)
-            del self.members[name]  # it trains, unless it speaks again
-        roll = self.describe_roll(present)
-        return {"verdict": verdict, "roll": roll, "missing": self.list_missing(present)}
+            self.training[name] = self.members.pop(name)  # it trains, unless it speaks again
+        return {
+            "verdict": verdict,
+            "roll": self.describe_roll(present),
+            "missing": self.list_missing(present),
+            "rival": self.find_rival(name, facts),
+        }
+
+    def find_rival(self, name: int, facts: Facts) -> str:
+        """Return the host of another launcher that trains as this member; "" if there is none."""
+        member = self.training.get(name)
+        if member is None or member.facts["launcher"] == facts["launcher"]:
+            return ""
+        return f"{member.facts['host']} ({member.address})"
 
     def list_missing(self, present: dict[int, Member]) -> list[int]:
         return [rank for rank in range(self.nodes) if rank not in present]
@@ -251,6 +267,11 @@ def call(
             news = answer["roll"]
             if 0 in missing:
                 news = f"{client.where} answers, but node 0 is still busy with its last attempt"
+                if answer["rival"]:
+                    news = (
+                        f"node {client.name} trains already, on {answer['rival']}. If it is lost, wait: "
+                        f"node 0 will notice. Else stop this one, which needs another NODE_RANK than {client.name}"
+                    )
             else:
                 deadline = time.monotonic() + timeout_s
         now = time.monotonic()
@@ -319,7 +340,12 @@ def meet(config: Config, processes: int, is_stopped: Callable[[], bool]) -> Verd
 
 def who(config: Config) -> Facts:
     host = socket.gethostname()
-    return {"node_rank": config.rank_in_site, "host": host, "nodes": config.site_nodes}
+    return {
+        "node_rank": config.rank_in_site,
+        "host": host,
+        "launcher": [host, os.getpid()],
+        "nodes": config.site_nodes,
+    }
 
 
 def facts_of(config: Config, processes: int) -> Facts:

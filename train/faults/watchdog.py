@@ -21,7 +21,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -44,17 +44,20 @@ WAITING = ("_engine_run_backward", "read_numbers", "sum_over_ranks")  # for othe
 class Watchdog:
     """Watches this process from its creation on; `release` ends that.
 
-    folder: where the stacks go. at_end: called before the process ends, for what must be said.
+    folder: where the stacks go. hosts: of all ranks. at_end: called before the process ends, for what must be said.
     """
 
     def __init__(
         self,
         folder: Path,
         rank: int,
-        host: str,
+        hosts: Sequence[str],
         at_end: Callable[[], Any] = lambda: None,
     ):
-        self.folder, self.rank, self.host = folder, rank, host
+        self.folder = folder
+        self.rank = rank
+        self.hosts = hosts
+        self.host = hosts[rank]
         self.at_end = at_end
         self.doing, self.setting = "starting", ""
         self.limit_s = float("inf")
@@ -63,7 +66,7 @@ class Watchdog:
         self.file: TextIO | None = None
         with contextlib.suppress(OSError):  # without a place for stacks all else works
             folder.mkdir(exist_ok=True)
-            self.file = open(folder / f"rank_{rank}.txt", "w", encoding="utf-8")  # noqa: SIM115
+            self.file = open(stacks_of(folder, rank), "w", encoding="utf-8")  # noqa: SIM115
             faulthandler.register(signal.SIGUSR2, file=self.file, all_threads=True)
         self.keeper = subprocess.Popen(
             [sys.executable, "-I", "-S", stuck_python.__file__, str(os.getpid())],
@@ -117,7 +120,14 @@ class Watchdog:
             late_s = now - looked - LOOK_S
             looked = now
             if late_s > LATE_S:
-                self.since += self.ask_stopped()
+                if stopped_s := self.ask_stopped():
+                    self.since += stopped_s
+                    log.warning(
+                        "rank=%d host=%s: this process was stopped for %.0f s (by SIGSTOP, or with its machine)",
+                        self.rank,
+                        self.host,
+                        stopped_s,
+                    )
                 looked = now = time.monotonic()
             if now - signed >= SIGN_S:
                 signed = now
@@ -159,7 +169,7 @@ class Watchdog:
             return
         if self.rank == 0:
             with contextlib.suppress(OSError):
-                for line in report(self.folder):
+                for line in report(self.folder, self.hosts):
                     log.error("%s", line)
         with contextlib.suppress(Exception):
             self.at_end()
@@ -194,12 +204,36 @@ def describe_stacks(path: Path) -> str:
     return f"{what}: {cause}; {locate(frames)} ({path})"
 
 
-def report(folder: Path) -> list[str]:
-    """A line for each rank that left its stacks, those first that did not merely wait for others."""
-    paths = [path for path in folder.glob("rank_*.txt") if path.stat().st_size]
-    paths.sort(key=lambda path: int(path.stem.removeprefix("rank_")))
-    lines = map(describe_stacks, paths)
+def report(folder: Path, hosts: Sequence[str] = ()) -> list[str]:
+    """Return a line for each rank that left its stacks, those first that did not merely wait for others.
+
+    hosts: of all ranks, which should all have left theirs: one that could not is the one that hangs.
+    """
+    lines = []
+    for path in sorted(folder.glob("rank_*.txt"), key=rank_of):
+        rank = rank_of(path)
+        if path.stat().st_size:
+            lines.append(describe_stacks(path))
+        elif rank < len(hosts):
+            lines.append(
+                f"HANGS: rank {rank} on {hosts[rank]} left no stack trace: it is stopped, or its machine "
+                "does not respond"
+            )
+    elsewhere = {host for rank, host in enumerate(hosts) if not stacks_of(folder, rank).exists()}
+    if elsewhere and not any(line.startswith("HANGS") for line in lines):
+        lines.append(
+            f"HANGS: a rank on {', '.join(sorted(elsewhere))}, since all ranks here wait for others. Look "
+            "at the log and the hang/ folder of the run there"
+        )
     return sorted(lines, key=lambda line: not line.startswith("HANGS"))
+
+
+def stacks_of(folder: Path, rank: int) -> Path:
+    return folder / f"rank_{rank}.txt"
+
+
+def rank_of(stacks: Path) -> int:
+    return int(stacks.stem.removeprefix("rank_"))
 
 
 def set_aside_stacks(folder: Path) -> list[str]:

@@ -117,6 +117,19 @@ def test_while_node_0_calls_the_roll_its_patience_counts_and_no_longer(nodes, mo
 
 
 @pytest.mark.fault(36)
+@pytest.mark.parametrize(
+    ("pid", "words"), [(1, "node 1 trains already, on"), (None, "is still busy")]
+)
+def test_a_node_whose_number_trains_already_is_told_so(nodes, monkeypatch, pid, words):
+    """And not the launcher that started it, whose attempt has failed."""
+    nodes.serve()
+    assert results(nodes.start(0, 1, 2)) == [None] * 3
+    if pid:
+        monkeypatch.setattr(rendezvous.os, "getpid", lambda: pid)
+    assert words in nodes.meet(1, start_timeout_s=1).why
+
+
+@pytest.mark.fault(36)
 def test_a_taken_port_is_named_with_one_that_is_free(nodes):
     with (
         socket.create_server(("127.0.0.1", nodes.config.registry_port)),

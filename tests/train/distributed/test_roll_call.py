@@ -27,7 +27,7 @@ class Process:
         Process.count += 1
         self.rank = rank
         self.facts = FACTS | {"node_rank": rank, "host": f"h{rank}", "nodes": NODES} | changes
-        self.facts |= {"token": f"{rank}-{Process.count}", "beat": 0}
+        self.facts |= {"token": f"{rank}-{Process.count}", "beat": 0, "launcher": [Process.count]}
         self.verdict = None
         self.started_with = None
         self.is_waiting_for_answer = False

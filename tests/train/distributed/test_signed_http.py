@@ -169,7 +169,7 @@ def test_why_a_registry_is_not_reached_is_said(monkeypatch, error, words):
         ("127.0.0.1", "127.0.0.1"),
         ("127.0.0.2", "127.0.0.2"),
         ("a-name-of-this-machine", "::"),
-        ("192.0.2.1", "::"),  # of another machine: this one may be behind NAT
+        ("198.51.100.1", "::"),  # of another machine: this one may be behind NAT
     ],
 )
 def test_a_registry_listens_at_its_address_and_on_all_where_that_is_not_known_here(

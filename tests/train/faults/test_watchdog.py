@@ -22,7 +22,7 @@ logging.basicConfig(format="%(message)s")
 folder, rank, what = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 watchdog.BEHIND_S, watchdog.SIGN_S = 1.0 if what == "with Python" else 30.0, 0.1
 watchdog.GATHER_S = 2.0 if what == "a while" else 0.1
-w = watchdog.Watchdog(folder, rank, "here", at_end=lambda: print("at the end", flush=True))
+w = watchdog.Watchdog(folder, rank, ["here"] * 4, at_end=lambda: print("at the end", flush=True))
 
 def stuck():
     if what == "asleep":
@@ -100,7 +100,7 @@ def dog(tmp_path, monkeypatch):
     """One that remembers what it would report, and looks when it is told to."""
     reports: list[str] = []
     monkeypatch.setattr(Watchdog, "report_hang", lambda dog, why: reports.append(why))
-    dog = Watchdog(tmp_path / "hang", 0, "here")
+    dog = Watchdog(tmp_path / "hang", 0, ["here"])
     dog.release()
     dog.reports = reports
     return dog
@@ -144,7 +144,7 @@ def test_progress_keeps_it_quiet_and_nothing_is_left_behind(dog, tmp_path, monke
 
 def test_a_process_beside_that_was_stopped_keeps_nobody(tmp_path, monkeypatch):
     monkeypatch.setattr(watchdog, "KEEPER_S", 0.2)
-    dog = Watchdog(tmp_path / "hang", 0, "here")
+    dog = Watchdog(tmp_path / "hang", 0, ["here"])
     dog.keeper.send_signal(signal.SIGSTOP)
     dog.release()
     assert dog.keeper.returncode == -signal.SIGKILL
@@ -169,7 +169,7 @@ def test_a_process_that_is_stopped_is_not_ended_from_outside(tmp_path):
 
 def test_without_a_place_for_stacks_all_else_works(tmp_path):
     (tmp_path / "hang").write_text("in the way")
-    dog = Watchdog(tmp_path / "hang", 0, "here")
+    dog = Watchdog(tmp_path / "hang", 0, ["here"])
     dog.expect("step", 60)
     dog.release()
 
@@ -191,8 +191,9 @@ def test_the_rank_that_does_not_merely_wait_is_named_first_and_stacks_are_kept(t
         stacks = STACKS.format(rank=rank, file=file, function=function)
         (tmp_path / f"rank_{rank}.txt").write_text(stacks)
     (tmp_path / "rank_3.txt").touch()
-    assert [line.partition(" on ")[0] for line in watchdog.report(tmp_path)] == [
+    assert [line.partition(" on ")[0] for line in watchdog.report(tmp_path, ["a"] * 4)] == [
         "HANGS: rank 1",
+        "HANGS: rank 3",
         "waits for others: rank 0",
         "waits for others: rank 2",
     ]
@@ -205,3 +206,23 @@ def test_the_rank_that_does_not_merely_wait_is_named_first_and_stacks_are_kept(t
     assert (
         watchdog.set_aside_stacks(tmp_path) == watchdog.set_aside_stacks(tmp_path / "absent") == []
     )
+
+
+@pytest.mark.parametrize(
+    ("ranks_here", "named"),
+    [
+        (2, "HANGS: rank 1 on b left no stack trace"),
+        (1, "HANGS: a rank on b, since all ranks here wait"),
+    ],
+    ids=["the same folder", "a folder on each node"],
+)
+def test_a_rank_that_cannot_leave_its_stacks_is_named_with_its_host(tmp_path, ranks_here, named):
+    """It was stopped, or its machine is gone: the others wait, and leave theirs."""
+    for rank in range(ranks_here):
+        (tmp_path / f"rank_{rank}.txt").touch()
+    waits = ("/venv/site-packages/torch/distributed/c10d.py", "all_reduce")
+    stacks = STACKS.format(rank=0, file=waits[0], function=waits[1])
+    (tmp_path / "rank_0.txt").write_text(stacks)
+    first, second = watchdog.report(tmp_path, ["a", "b"])
+    assert first.startswith(named)
+    assert second.startswith("waits for others: rank 0")
