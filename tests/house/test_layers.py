@@ -24,6 +24,7 @@ READS_ENVIRONMENT = {
     "doctor/gpu_probe/start.py",
     "train/launcher.py",
     "train/start_node.py",
+    "train/torchrun.py",
     "train/tune.py",
     "train/distributed/pod.py",  # K8S_NODE, by which a pod knows that it is one
     "settings/resolve.py",

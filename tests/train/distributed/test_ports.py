@@ -12,7 +12,7 @@ from collections import Counter
 import pytest
 import torch.distributed as dist
 
-from tests.running import ROOT, environment, wait_for, wait_until
+from tests.running import ROOT, environment, train, wait_for, wait_until
 from tests.train.diloco.sites import Sites
 from tests.train.distributed.listeners import find_listeners, processes_of
 
@@ -77,6 +77,21 @@ def test_processes_of_one_machine_listen_on_loopback_only_and_serve_no_store(
     wait_for(tmp_path / "run" / "metrics.jsonl", f'"step": {last + 50},')
     started[0].send_signal(signal.SIGTERM)
     assert started[0].wait(120) == 75
+
+
+UNSHARE = ["unshare", "--uts", "bash", "-c"]
+
+
+@pytest.mark.skipif(
+    subprocess.run(
+        [*UNSHARE, "hostname no-such-host"], capture_output=True, check=False
+    ).returncode,
+    reason="needs root, to change the host's name",
+)
+def test_one_machine_needs_no_host_name_that_resolves(tmp_path, data):
+    env = environment(tmp_path, data, NPROC=2, MAX_STEPS=2, START_TIMEOUT_S=100)
+    command = [*UNSHARE, f"hostname no-such-host && exec {LAUNCH[0]}"]
+    assert "2 processes joined, on no-such-host" in train(env, command=command)
 
 
 def test_a_launcher_that_is_killed_leaves_nothing_behind(tmp_path, data, started):
