@@ -19,6 +19,7 @@ ENOUGH = 0.9  # of the time computing with DDP: nothing that costs loss is worth
 CLUSTER_PRESET = "xlarge-8xa100"  # of make train-8xa100
 # Of this command, or each machine's own: not to be typed where training starts.
 NOT_OF_A_RUN = (
+    "SITES",  # but with SYNC=diloco
     "CARDS",
     "RUNS_DIR",
     "DATA_DIR",
@@ -174,7 +175,9 @@ def typed_for(p: Plan, outer: Outer | None) -> str:
 def typed(p: Plan, changes: Mapping[str, object]) -> str:
     """The command of a cluster for its preset, else that of each node."""
     c, fleet = p.c, p.fleet
-    named = {"NODES": str(fleet.nodes), "SITES": str(fleet.sites)}
+    named = {"NODES": str(fleet.nodes)}
+    if changes.get("sync") == "diloco":
+        named["SITES"] = str(fleet.sites)
     named |= {
         name.upper(): format_value(value) for name, value in changes.items() if value is not None
     }
