@@ -66,6 +66,7 @@ class Run(Section):
         "Training a name that exists resumes that run. "
         "Default: PRESET, or PRESET-NAME with DATA: tiny-novels for novels.txt.",
         example="tiny-lr3e-3-seed1",
+        used_by=EVERY - {"compare", "runs"},
     )
     runs_dir: PathText = setting("runs", "Folder that holds all runs.")
     step: Count | None = setting(
@@ -103,7 +104,7 @@ class Machine(Section):
         None,
         "Number of processes on this machine, one per GPU. Default: all visible GPUs, or 1 on CPU.",
         maximum=1024,
-        used_by=COMPUTE | {"bench"},
+        used_by=TRAIN | {"eval", "bench"},
     )
     nodes: Count = setting(
         1,
@@ -175,11 +176,13 @@ class Machine(Section):
         "Parallelism: replicate the model on every process (`ddp`), shard it across all of them "
         "(`fsdp`), or shard it within groups of processes and replicate it across them (`hsdp`).",
         choices=("ddp", "fsdp", "hsdp"),
+        used_by=TRAIN | {"eval"},
     )
     shard_ranks: Count | None = setting(
         None,
         "Number of processes that share one copy of the model. Default: the processes of a node.",
         needs="PARALLEL=hsdp",
+        used_by=TRAIN | {"eval"},
     )
     grad_sync: str = setting(
         "step",
