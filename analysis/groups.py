@@ -18,9 +18,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from analysis.runs import Run
-from analysis.summary import RELEVANT, average_over_time, read_evals, smooth_column
+from analysis.summary import (
+    RELEVANT,
+    average_over_time,
+    read_evals,
+    show_setting,
+    smooth_column,
+)
 from record.metrics import duration, figures
-from settings.declare import format_value
+from settings.config import is_default
 
 SEED_ENDING = re.compile("[-_]seed[0-9]+$")
 ERROR_RATE = 0.05  # of decisions where there is no difference
@@ -37,6 +43,8 @@ UNKNOWN_TEXT = (
 )
 NOTHING = "The runs have no loss in common at the same number of tokens or steps, on the same text."
 
+BITS = "bits per byte"
+
 Groups = Mapping[str, Sequence[Run]]  # name -> runs that differ by their seed, or one run
 
 
@@ -52,8 +60,8 @@ class Curve(NamedTuple):
 CURVES = (  # the best first
     Curve("val_loss", True, "validation loss on the full set", "nats per token"),
     Curve("val_loss", False, "validation loss", "nats per token"),
-    Curve("val_bpb", True, "validation loss on the full set", "bits per byte"),
-    Curve("val_bpb", False, "validation loss", "bits per byte"),
+    Curve("val_bpb", True, "validation loss on the full set", BITS),
+    Curve("val_bpb", False, "validation loss", BITS),
     Curve("loss", False, "smoothed training loss", "nats per token"),
 )
 
@@ -134,19 +142,31 @@ def find_differences(groups: Groups) -> dict[str, dict[str, str]]:
     """Return setting -> group -> its value, for those that differ and can change the result.
 
     A group whose runs differ has several values, with "/" between them. Logs have no settings and are left out.
+    So are defaults that follow from another setting.
     """
     differences = {}
     for setting in RELEVANT:
         values = {}
         distinct: set[str] = set()
         for group, runs in groups.items():
-            known = {format_value(run.settings[setting]) for run in runs if run.settings}
+            known = list_values(runs, setting)
             if known:
-                values[group] = "/".join(sorted(known))
-            distinct |= known
-        if len(distinct) > 1 and setting != "SEED":
+                values[group] = "/".join(known)
+            distinct.update(known)
+        if len(distinct) > 1 and setting != "SEED" and not is_default_in_all(groups, setting):
             differences[setting] = values
     return differences
+
+
+def list_values(runs: Iterable[Run], setting: str) -> list[str]:
+    """Return the distinct values that runs with settings have."""
+    return sorted({show_setting(run, setting) for run in runs if run.settings})
+
+
+def is_default_in_all(groups: Groups, setting: str) -> bool:
+    """Return whether nobody set a setting, in any run."""
+    runs = itertools.chain(*groups.values())
+    return all(is_default(setting, run.settings) for run in runs if run.settings)
 
 
 def identify_scored_texts(groups: Groups) -> set[str]:
@@ -182,7 +202,7 @@ def read_lines(groups: Groups, axes: Sequence[str], is_range: bool = False) -> I
     """
     is_same_text = len(identify_scored_texts(groups) - {""}) < 2
     for axis, curve in itertools.product(axes, CURVES):
-        if curve.unit != "bits per byte" and not is_same_text:
+        if curve.unit != BITS and not is_same_text:
             continue
         points = {}
         for group, runs in groups.items():
@@ -192,6 +212,16 @@ def read_lines(groups: Groups, axes: Sequence[str], is_range: bool = False) -> I
         end = min(x.max(initial=-math.inf) for x in positions)
         if start < end or (start == end and not is_range):
             yield Lines(curve, axis, points, start, end)
+
+
+def find_bits(groups: Groups, axis: str) -> list[Lines]:
+    """Return the bits per byte of the groups whose runs have them, as one curve or none."""
+    scored = {}
+    for name, runs in groups.items():
+        if all(any(record.get("val_bpb") for record in run.evals) for run in runs):
+            scored[name] = runs
+    found = read_lines(scored, (axis,)) if scored else iter(())
+    return [lines for lines in found if lines.curve.unit == BITS][:1]
 
 
 def describe_place(lines: Lines) -> str:
@@ -286,6 +316,8 @@ def compare(groups: Groups) -> Comparison:
     losses: dict[str, dict[str, list[float]]] = {}
     common = next(read_lines(groups, ("tokens", "step")), None)
     columns = [common] if common else []
+    if common and common.curve.unit != BITS:
+        columns += find_bits(groups, common.axis)
     for lines in read_lines(groups, ("minutes",)):
         if common and lines.curve.column == common.curve.column:  # another loss would mislead
             columns.append(lines)
@@ -294,8 +326,8 @@ def compare(groups: Groups) -> Comparison:
         heading = f"{lines.curve.name} ({lines.curve.unit}) {describe_place(lines)}"
         values = lines.interpolate(lines.end)
         losses[heading] = {name: found.tolist() for name, found in values.items()}
-        for name, found in values.items():
-            rows[name][heading] = describe_values(found)
+        for name, row in rows.items():
+            row[heading] = describe_values(values[name]) if name in values else "n/a"
         if lines is common:
             verdicts = judge({name: values[name] for name in seeded}, lines.curve.unit)
     for group, runs in groups.items():
@@ -307,7 +339,10 @@ def compare(groups: Groups) -> Comparison:
     if differences:
         settings = [describe_difference(*entry) for entry in differences.items()]
         sentences.append(f"They differ in {'; '.join(settings)}.")
-        mixed = [name for name, values in differences.items() if "/" in "".join(values.values())]
+        mixed = []
+        for name in differences:
+            if any(len(list_values(runs, name)) > 1 for runs in groups.values()):
+                mixed.append(name)
         if mixed:
             sentences.append(
                 f"Runs of one group have different {', '.join(mixed)}: they are no seeds."

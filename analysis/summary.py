@@ -14,7 +14,7 @@ import numpy as np
 from analysis.runs import Run, find_highest
 from hardware.model_size import parameters
 from record.metrics import duration, figures
-from settings.config import DEFAULTS, SETTINGS, Config
+from settings.config import SETTINGS, Config, is_default
 from settings.declare import FREE, format_value
 
 SPIKE_WINDOW = 128  # steps, as in train/faults/guard.py, but their mean and not their median
@@ -139,10 +139,18 @@ def describe_run(run: Run) -> dict[str, str]:
         facts["model"] = config.model or f"{config.n_layer} layers x {config.n_embd}, {size}"
         settings = [f"PRESET={config.preset}"]
         for name in RELEVANT:
-            if run.settings[name] != DEFAULTS[name]:
+            if not is_default(name, run.settings):
                 settings.append(f"{name}={format_value(run.settings[name])}")
         facts["settings that are not the default"] = " ".join(settings)
     return facts
+
+
+def show_setting(run: Run, name: str) -> str:
+    """Return the value of a setting for a list of differences, where an empty one would not be seen."""
+    text = format_value(run.settings[name])
+    if not text and name == "DATA":
+        return f"that of PRESET={run.settings['PRESET']}"
+    return text or "none"
 
 
 # ---------------------------------------------------------------------------------------------------

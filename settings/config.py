@@ -155,6 +155,16 @@ def build_config(given: Values, target: str = "") -> Config:
     return Config(**{name.lower(): value for name, value in values.items()})
 
 
+def is_default(name: str, values: Values) -> bool:
+    """Tell whether a setting has the value that it would have if nobody set it.
+
+    Args:
+        values: of all settings, by name.
+    """
+    others = {other: value for other, value in values.items() if other != name}
+    return bool(build_config(others).values()[name] == values[name])
+
+
 def is_pretrained_on(values: Values) -> bool:
     """Tell whether DATA is text for pretraining."""
     return bool(values["DATA"] and not values["MODEL"] and values["PRESET"] != "finetune")

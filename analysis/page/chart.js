@@ -3,7 +3,7 @@
 
 const MARGIN = {left: 62, right: 16, top: 10, bottom: 38};
 const DASHES = {solid: [], dashed: [8, 6], dotted: [1, 5], dashdot: [8, 5, 1, 5]};
-const STAR = "\u2605";  // the validation loss on the full set
+const DOT = "\u25cf", STAR = "\u2605";  // the validation loss on a subset, and on the full set
 const GLYPHS = {up: "\u25b2", right: "\u25ba", left: "\u25c4", cross: "\u00d7", diamond: "\u25c6",
                 ring: "\u25cb", square: "\u25a0"};
 
@@ -122,8 +122,8 @@ function draw(pen, chart) {
   }
   pen.restore();
   pen.setLineDash([]);
-  for (const {x, y, glyph, run} of chart.points.filter(isInside)) {
-    drawText(pen, glyph, at.x(x), at.y(y), "center", run.group.color, glyph === STAR ? 18 : 12);
+  for (const {x, y, glyph, color} of chart.points.filter(isInside)) {
+    drawText(pen, glyph, at.x(x), at.y(y), "center", color, glyph === STAR ? 18 : 12);
   }
   for (const mark of chart.marks.filter(isInside)) {
     drawText(pen, GLYPHS[mark.symbol], at.x(mark.x), at.bottom - 5, "center", mark.color);

@@ -152,12 +152,12 @@ function describePlace({run, index, x}, key, i) {
   return parts.join(" \u00b7 ");
 }
 
-function describeValue({run, members, y, raw, low, high, counts, index, name}, panel, i) {
+function describeValue({run, members, y, raw, low, high, index, name}, panel, i) {
   const value = (raw || y)[i], lost = panel.column === "loss" && run && run.columns.not_finite;
   const isLost = lost && lost[index(i)] && Number.isNaN(value);
   const parts = [element("b", {textContent: isLost ? "not finite" : full(value, members ? 6 : 9)})];
   if (raw) parts.push(` mean ${full(y[i], 6)}`);
-  const count = members ? `, ${counts[i]} of ${members.length} runs` : "";
+  const count = members ? `, ${members.length} runs` : "";
   if (low) parts.push(` (${full(low[i], 5)} to ${full(high[i], 5)}${count})`);
   if (several) parts.push(element("small", {textContent: ` ${name}`}));
   return parts;
@@ -241,14 +241,30 @@ function addToggle(place, list, value, ...words) {
   $(place).append(element("label", {}, box, ...words));
 }
 
+function drawSample(color, dash, lineWidth = 2.5) {
+  const pen = Object.assign(new SvgPen(34, 14), {strokeStyle: `var(${color})`, lineWidth});
+  pen.setLineDash(DASHES[dash]);
+  drawSegment(pen, 2, 7, 32, 7);
+  return element("span", {innerHTML: pen.toString()});
+}
+
+// What lines and points are. Those of several runs have the color of their run.
+function addKey() {
+  const isFull = isWanted => data.runs.some(({evals}) => evals.some(({full}) => Boolean(full) === isWanted));
+  const color = several ? "--muted" : data.groups[0].color, points = data.validation || color;
+  const add = (icon, words) => $("key").append(element("label", {}, icon, words));
+  add(drawSample(color, "solid"), "training, smoothed");
+  add(drawSample(color, "solid", 0.8), "training, each step");
+  for (const [glyph, words, isWanted] of [[DOT, "subset", false], [STAR, "full set", true]]) {
+    const icon = element("span", {textContent: glyph, style: `color: var(${points})`});
+    if (isFull(isWanted)) add(icon, `validation, ${words}`);
+  }
+}
+
 function addLegend() {
   $("groups").parentElement.hidden = !several;
-  for (const group of data.groups) {
-    const pen = Object.assign(new SvgPen(34, 14), {strokeStyle: `var(${group.color})`, lineWidth: 2.5});
-    pen.setLineDash(DASHES[group.dash]);
-    drawSegment(pen, 2, 7, 32, 7);
-    addToggle("groups", "hidden", group.name, element("span", {innerHTML: pen.toString()}), group.name);
-  }
+  for (const {color, dash, name} of data.groups) addToggle("groups", "hidden", name, drawSample(color, dash), name);
+  addKey();
   for (const [kind, {symbol, color, name, meaning}] of Object.entries(data.marks)) {
     const icon = element("span", {textContent: GLYPHS[symbol], style: `color: var(${color})`});
     addToggle("marks", "hiddenMarks", kind, icon, name, element("small", {textContent: meaning}));
