@@ -88,7 +88,9 @@ def draw_panel(axes: "Axes", panel: Panel, runs: Sequence[Run]) -> None:
         if panel.has_evals:
             draw_evals(axes, panel, run, VALIDATION if is_alone else color)
     for is_full, (marker, size, label) in MARKERS.items():  # for the legend
-        if panel.has_evals and any(len(read_evals(run, "val_loss", is_full, "step")[0]) for run in runs):
+        if panel.has_evals and any(
+            len(read_evals(run, "val_loss", is_full, "step")[0]) for run in runs
+        ):
             fill = VALIDATION if is_alone else "white"
             axes.plot([], [], marker, color=fill, ms=size, mec="black", label=label)
     axes.set_title(panel.title, loc="left")

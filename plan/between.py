@@ -11,8 +11,8 @@ from plan.hours import time_of
 from plan.network import evidence
 from plan.network.outer import GOOD, Outer, inner
 from plan.network.traffic import Sync
-from plan.number_formats import hours, percent
 from plan.planner import Plan
+from record.number_formats import hours, percent
 from settings.declare import format_value
 
 ENOUGH = 0.9  # of the time computing with DDP: nothing that costs loss is worth the rest

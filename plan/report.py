@@ -8,7 +8,9 @@ from hardware.model_size import flops_of, parameters
 from plan import between, scaling, storage
 from plan.network import links
 from plan.network.traffic import Sync
-from plan.number_formats import (
+from plan.planner import Held, Plan
+from plan.speed import Speed
+from record.number_formats import (
     GIB,
     MIB,
     binary,
@@ -22,8 +24,6 @@ from plan.number_formats import (
     si,
     size,
 )
-from plan.planner import Held, Plan
-from plan.speed import Speed
 from settings.config import Config
 from settings.finding import Finding, format_findings
 

@@ -63,9 +63,7 @@ def write_page(
         data["groups"].append({"name": group, "color": f"--line{color}", "dash": dash})
         for run in members:
             data["runs"].append(describe_data(run, buffer) | {"group": number})
-            settings = {
-                name: show_setting(run, name) for name in differences if run.settings
-            }
+            settings = {name: show_setting(run, name) for name in differences if run.settings}
             rows.append({"run": run.name} | summarize(run) | settings)
     data["validation"] = f"--line{VALIDATION_COLOR}" if len(runs) == 1 else ""
     kinds = {mark["kind"] for run in data["runs"] for mark in run["marks"]}

@@ -4,8 +4,8 @@ import dataclasses
 import textwrap
 from typing import Any
 
-from plan import number_formats
-from plan.number_formats import GIB, count
+from record import number_formats
+from record.number_formats import GIB, count
 
 WIDTH = 100
 

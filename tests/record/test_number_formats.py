@@ -1,10 +1,10 @@
-"""plan/number_formats.py: three digits and a unit, at every place where one unit gives way to the next."""
+"""record/number_formats.py: three digits and a unit, at every place where one unit gives way to the next."""
 
 import math
 
 import pytest
 
-from plan.number_formats import (
+from record.number_formats import (
     GIB,
     MIB,
     binary,
