@@ -16,6 +16,7 @@ from analysis.groups import Lines
 from analysis.panels import COLORS, PANELS, VALIDATION_COLOR, Panel, choose_line
 from analysis.runs import Run
 from analysis.summary import read_evals, smooth_column
+from record import number_formats
 from record.durable import write_whole
 
 if TYPE_CHECKING:
@@ -122,15 +123,13 @@ def write_paper_figure(path: Path, lines: Lines) -> None:
 
     The ending is pdf, svg or png.
     """
-    from matplotlib.ticker import EngFormatter
-
     x = np.linspace(lines.start, lines.end, PAPER_POINTS)
     with open_figure(path, *PAPER_INCHES, PAPER_DPI) as figure:
         axes = figure.subplots()
         for number, (name, y) in enumerate(lines.interpolate(x).items()):
             color = draw_line(axes, number, name, x, y.mean(0))
             axes.fill_between(x, y.min(0), y.max(0), color=color, alpha=0.25)
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 50M
+        axes.xaxis.set_major_formatter(lambda value, _: number_formats.count(value))
         axes.set_xlabel(lines.axis)
         axes.set_ylabel(f"{lines.curve.name}\n({lines.curve.unit})")
         axes.legend()

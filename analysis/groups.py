@@ -25,7 +25,8 @@ from analysis.summary import (
     show_setting,
     smooth_column,
 )
-from record.metrics import duration, figures
+from record import number_formats
+from record.metrics import duration
 from settings.config import is_default
 
 SEED_ENDING = re.compile("[-_]seed[0-9]+$")
@@ -155,6 +156,8 @@ def find_differences(groups: Groups) -> dict[str, dict[str, str]]:
             distinct.update(known)
         if len(distinct) > 1 and setting != "SEED" and not is_default_in_all(groups, setting):
             differences[setting] = values
+    if "DATA" in differences:  # which shows it where DATA is empty
+        differences.pop("DATA_MIX", None)
     return differences
 
 
@@ -214,14 +217,10 @@ def read_lines(groups: Groups, axes: Sequence[str], is_range: bool = False) -> I
             yield Lines(curve, axis, points, start, end)
 
 
-def find_bits(groups: Groups, axis: str) -> list[Lines]:
-    """Return the bits per byte of the groups whose runs have them, as one curve or none."""
-    scored = {}
-    for name, runs in groups.items():
-        if all(any(record.get("val_bpb") for record in run.evals) for run in runs):
-            scored[name] = runs
-    found = read_lines(scored, (axis,)) if scored else iter(())
-    return [lines for lines in found if lines.curve.unit == BITS][:1]
+def read_last_bits(run: Run) -> float:
+    """Return the bits per byte of the last evaluation that has them; NaN if none has."""
+    found = [record["val_bpb"] for record in run.evals if record.get("val_bpb") is not None]
+    return float(found[-1]) if found else math.nan
 
 
 def describe_place(lines: Lines) -> str:
@@ -229,9 +228,7 @@ def describe_place(lines: Lines) -> str:
     if lines.axis == "minutes":
         return f"after {duration(60 * lines.end)}"
     if lines.axis == "tokens":
-        if lines.end < 1e6:
-            return f"at {figures(lines.end / 1e3, 3)}K tokens"
-        return f"at {figures(lines.end / 1e6, 3)}M tokens"
+        return f"at {number_formats.count(lines.end)} tokens"
     return f"at step {lines.end:,.0f}"
 
 
@@ -316,8 +313,6 @@ def compare(groups: Groups) -> Comparison:
     losses: dict[str, dict[str, list[float]]] = {}
     common = next(read_lines(groups, ("tokens", "step")), None)
     columns = [common] if common else []
-    if common and common.curve.unit != BITS:
-        columns += find_bits(groups, common.axis)
     for lines in read_lines(groups, ("minutes",)):
         if common and lines.curve.column == common.curve.column:  # another loss would mislead
             columns.append(lines)
@@ -326,10 +321,20 @@ def compare(groups: Groups) -> Comparison:
         heading = f"{lines.curve.name} ({lines.curve.unit}) {describe_place(lines)}"
         values = lines.interpolate(lines.end)
         losses[heading] = {name: found.tolist() for name, found in values.items()}
-        for name, row in rows.items():
-            row[heading] = describe_values(values[name]) if name in values else "n/a"
+        for name, found in values.items():
+            rows[name][heading] = describe_values(found)
         if lines is common:
             verdicts = judge({name: values[name] for name in seeded}, lines.curve.unit)
+    heading = f"{BITS}, last evaluation"
+    bits = {}
+    for group, runs in groups.items():
+        found = np.array([read_last_bits(run) for run in runs])
+        if np.isfinite(found).all():
+            bits[group] = found
+    if bits:
+        losses[heading] = {name: found.tolist() for name, found in bits.items()}
+        for name, row in rows.items():
+            row[heading] = describe_values(bits[name]) if name in bits else "n/a"
     for group, runs in groups.items():
         speed = np.mean([average_over_time(run, "tokens_per_s") for run in runs])
         rows[group]["tokens/s"] = f"{speed:,.0f}".replace("nan", "n/a")

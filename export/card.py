@@ -19,6 +19,7 @@ from analysis.energy.result import Energy
 from analysis.runs import Run
 from export.weight_files import Shapes
 from hardware.flops import flops_per_token
+from record import number_formats
 from record.metrics import duration, figures
 from settings.config import SETTINGS, Config, is_default
 from settings.declare import FREE, format_value
@@ -429,13 +430,8 @@ def distinct(words: Iterable[str]) -> list[str]:
 
 
 def spelled(number: int | None) -> str:
-    """1,340,000,000 as 1.34 B."""
-    if number is None:
-        return NA
-    for size, unit in ((10**12, "T"), (10**9, "B"), (10**6, "M")):
-        if number >= size:
-            return f"{number / size:.4g} {unit}"
-    return f"{number:,}"
+    """1.34B for 1,340,000,000."""
+    return NA if number is None else number_formats.count(number)
 
 
 def shown(value: Any) -> str:

@@ -185,7 +185,7 @@ def planned(c: Config, p: Plan) -> list[tuple[str, str]]:
         ("model", f"{parameters(c).total:,} parameters"),
         (
             "tokens",
-            f"{c.last_step * c.batch_tokens:,} in {c.last_step:,} steps of {c.batch_tokens:,}",
+            f"{number_formats.count(c.last_step * c.batch_tokens)} in {c.last_step:,} steps of {c.batch_tokens:,}",
         ),
         *time_told(c, p),
     ]

@@ -25,9 +25,10 @@ function logTicks(low, high) {
   return places;
 }
 
-// On an axis: 1.5M, 200K, 0.003, 2E-5.
+// On an axis: 1.5M, 200,000, 0.003, 2E-5.
 function short(value) {
-  const notation = value && Math.abs(value) < 1e-3 ? "scientific" : "compact";
+  const size = Math.abs(value), isTiny = value && size < 1e-3;
+  const notation = isTiny ? "scientific" : size < 1e6 ? "standard" : "compact";
   return value.toLocaleString("en", {notation, maximumSignificantDigits: 6});
 }
 

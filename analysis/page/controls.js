@@ -283,8 +283,11 @@ function setShown(isShown) {
   update({hidden: names.filter(name => others.includes(name) ? view.hidden.includes(name) : !isShown)});
 }
 
-// The number that a cell begins with; a time such as 1:02:03 in seconds.
-const readNumber = text => text.replaceAll(",", "").split(":").map(parseFloat).reduce((a, b) => 60 * a + b);
+// The number that a cell begins with: 1.5M is a million and a half, and 1:02:03 a time in seconds.
+const readNumber = text => {
+  const numbers = text.replaceAll(",", "").split(":").map(parseFloat);
+  return numbers.reduce((a, b) => 60 * a + b) * ({M: 1e6, B: 1e9, T: 1e12}[text.at(-1)] || 1);
+};
 
 function showTable() {
   for (const label of $("groups").children) label.hidden = !matches(label.textContent);
