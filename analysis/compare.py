@@ -70,7 +70,8 @@ def main() -> int:
             picture = page.with_suffix(".png")
             write_figure(picture, runs)
             write_page(page, runs, picture.read_bytes(), comparison)
-            sys.stdout.write(f"Curves: {show_path(page)}. For a paper: FIGURE=loss.pdf\n")
+            paper = "" if config.figure else ". For a paper: FIGURE=loss.pdf"
+            sys.stdout.write(f"Curves: {show_path(page)}{paper}\n")
         if config.figure:
             lines = next(read_lines(groups, ("tokens", "step"), is_range=True), None)
             if lines is None:

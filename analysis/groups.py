@@ -18,9 +18,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from analysis.runs import Run
-from analysis.summary import RELEVANT, average_over_time, read_evals, smooth_column
-from record.metrics import duration, figures
-from settings.declare import format_value
+from analysis.summary import (
+    RELEVANT,
+    average_over_time,
+    read_evals,
+    show_setting,
+    smooth_column,
+)
+from record import number_formats
+from record.metrics import duration
+from settings.config import is_default
 
 SEED_ENDING = re.compile("[-_]seed[0-9]+$")
 ERROR_RATE = 0.05  # of decisions where there is no difference
@@ -37,6 +44,8 @@ UNKNOWN_TEXT = (
 )
 NOTHING = "The runs have no loss in common at the same number of tokens or steps, on the same text."
 
+BITS = "bits per byte"
+
 Groups = Mapping[str, Sequence[Run]]  # name -> runs that differ by their seed, or one run
 
 
@@ -52,8 +61,8 @@ class Curve(NamedTuple):
 CURVES = (  # the best first
     Curve("val_loss", True, "validation loss on the full set", "nats per token"),
     Curve("val_loss", False, "validation loss", "nats per token"),
-    Curve("val_bpb", True, "validation loss on the full set", "bits per byte"),
-    Curve("val_bpb", False, "validation loss", "bits per byte"),
+    Curve("val_bpb", True, "validation loss on the full set", BITS),
+    Curve("val_bpb", False, "validation loss", BITS),
     Curve("loss", False, "smoothed training loss", "nats per token"),
 )
 
@@ -134,19 +143,33 @@ def find_differences(groups: Groups) -> dict[str, dict[str, str]]:
     """Return setting -> group -> its value, for those that differ and can change the result.
 
     A group whose runs differ has several values, with "/" between them. Logs have no settings and are left out.
+    So are defaults that follow from another setting.
     """
     differences = {}
     for setting in RELEVANT:
         values = {}
         distinct: set[str] = set()
         for group, runs in groups.items():
-            known = {format_value(run.settings[setting]) for run in runs if run.settings}
+            known = list_values(runs, setting)
             if known:
-                values[group] = "/".join(sorted(known))
-            distinct |= known
-        if len(distinct) > 1 and setting != "SEED":
+                values[group] = "/".join(known)
+            distinct.update(known)
+        if len(distinct) > 1 and setting != "SEED" and not is_default_in_all(groups, setting):
             differences[setting] = values
+    if "DATA" in differences:  # which shows it where DATA is empty
+        differences.pop("DATA_MIX", None)
     return differences
+
+
+def list_values(runs: Iterable[Run], setting: str) -> list[str]:
+    """Return the distinct values that runs with settings have."""
+    return sorted({show_setting(run, setting) for run in runs if run.settings})
+
+
+def is_default_in_all(groups: Groups, setting: str) -> bool:
+    """Return whether nobody set a setting, in any run."""
+    runs = itertools.chain(*groups.values())
+    return all(is_default(setting, run.settings) for run in runs if run.settings)
 
 
 def identify_scored_texts(groups: Groups) -> set[str]:
@@ -182,7 +205,7 @@ def read_lines(groups: Groups, axes: Sequence[str], is_range: bool = False) -> I
     """
     is_same_text = len(identify_scored_texts(groups) - {""}) < 2
     for axis, curve in itertools.product(axes, CURVES):
-        if curve.unit != "bits per byte" and not is_same_text:
+        if curve.unit != BITS and not is_same_text:
             continue
         points = {}
         for group, runs in groups.items():
@@ -194,14 +217,18 @@ def read_lines(groups: Groups, axes: Sequence[str], is_range: bool = False) -> I
             yield Lines(curve, axis, points, start, end)
 
 
+def read_last_bits(run: Run) -> float:
+    """Return the bits per byte of the last evaluation that has them; NaN if none has."""
+    found = [record["val_bpb"] for record in run.evals if record.get("val_bpb") is not None]
+    return float(found[-1]) if found else math.nan
+
+
 def describe_place(lines: Lines) -> str:
     """Return the last position that all runs reach."""
     if lines.axis == "minutes":
         return f"after {duration(60 * lines.end)}"
     if lines.axis == "tokens":
-        if lines.end < 1e6:
-            return f"at {figures(lines.end / 1e3, 3)}K tokens"
-        return f"at {figures(lines.end / 1e6, 3)}M tokens"
+        return f"at {number_formats.count(lines.end)} tokens"
     return f"at step {lines.end:,.0f}"
 
 
@@ -298,6 +325,16 @@ def compare(groups: Groups) -> Comparison:
             rows[name][heading] = describe_values(found)
         if lines is common:
             verdicts = judge({name: values[name] for name in seeded}, lines.curve.unit)
+    heading = f"{BITS}, last evaluation"
+    bits = {}
+    for group, runs in groups.items():
+        found = np.array([read_last_bits(run) for run in runs])
+        if np.isfinite(found).all():
+            bits[group] = found
+    if bits:
+        losses[heading] = {name: found.tolist() for name, found in bits.items()}
+        for name, row in rows.items():
+            row[heading] = describe_values(bits[name]) if name in bits else "n/a"
     for group, runs in groups.items():
         speed = np.mean([average_over_time(run, "tokens_per_s") for run in runs])
         rows[group]["tokens/s"] = f"{speed:,.0f}".replace("nan", "n/a")
@@ -307,7 +344,10 @@ def compare(groups: Groups) -> Comparison:
     if differences:
         settings = [describe_difference(*entry) for entry in differences.items()]
         sentences.append(f"They differ in {'; '.join(settings)}.")
-        mixed = [name for name, values in differences.items() if "/" in "".join(values.values())]
+        mixed = []
+        for name in differences:
+            if any(len(list_values(runs, name)) > 1 for runs in groups.values()):
+                mixed.append(name)
         if mixed:
             sentences.append(
                 f"Runs of one group have different {', '.join(mixed)}: they are no seeds."

@@ -95,6 +95,7 @@ COLORS = {
         "#1e87b4",
     ),
 }
+VALIDATION_COLOR = 1  # of the evaluations of a run that is drawn alone: its line has the first
 DASHES = ("solid", "dashed", "dotted", "dashdot")
 
 

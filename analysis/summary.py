@@ -13,8 +13,9 @@ import numpy as np
 
 from analysis.runs import Run, find_highest
 from hardware.model_size import parameters
+from record import number_formats
 from record.metrics import duration, figures
-from settings.config import DEFAULTS, SETTINGS, Config
+from settings.config import SETTINGS, Config, is_default
 from settings.declare import FREE, format_value
 
 SPIKE_WINDOW = 128  # steps, as in train/faults/guard.py, but their mean and not their median
@@ -71,8 +72,10 @@ def summarize(run: Run) -> dict[str, str]:
                 cells[heading] = f"{value:.4f} (step {record['step']:,.0f}{full})"
         for name, bits in (record.get("compressed_bpb") or {}).items():
             cells[f"bits per byte, {name}"] = f"{bits:.4f}"
+    tokens = run.columns["tokens"][-1]
+    if math.isfinite(tokens):
+        cells["tokens"] = number_formats.count(tokens)
     rates = {
-        "tokens": (run.columns["tokens"][-1], "{:,.0f}"),
         "tokens/s": (average_over_time(run, "tokens_per_s"), "{:,.0f}"),
         "MFU": (average_over_time(run, "mfu"), "{:.2f}%"),
     }
@@ -135,14 +138,22 @@ def describe_run(run: Run) -> dict[str, str]:
         facts["commit"] = f"{attempt.get('git')}{changed}"
     if run.settings:
         config = Config(**{name.lower(): value for name, value in run.settings.items()})
-        size = f"{parameters(config).total / 1e6:,.1f}M parameters"
+        size = f"{number_formats.count(parameters(config).total)} parameters"
         facts["model"] = config.model or f"{config.n_layer} layers x {config.n_embd}, {size}"
         settings = [f"PRESET={config.preset}"]
         for name in RELEVANT:
-            if run.settings[name] != DEFAULTS[name]:
+            if not is_default(name, run.settings):
                 settings.append(f"{name}={format_value(run.settings[name])}")
         facts["settings that are not the default"] = " ".join(settings)
     return facts
+
+
+def show_setting(run: Run, name: str) -> str:
+    """Return the value of a setting for a list of differences, where an empty one would not be seen."""
+    text = format_value(run.settings[name])
+    if not text and name == "DATA":
+        return str(run.settings["DATA_MIX"])
+    return text or "none"
 
 
 # ---------------------------------------------------------------------------------------------------

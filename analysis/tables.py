@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from analysis.runs import Run
+from record import terminal
 
 FIRST_COLUMNS = ["step", "loss", "grad_norm", "lrm", "step_ms", "tokens_per_s", "mfu", "minutes"]
 RECORD_COLUMNS = ["lr", "tokens", "mem_gib", "data_wait_s", "time"]
 SAMPLED_COLUMNS = ["energy_j", "power_w"]  # joules and watts of all GPUs
-WIDTH = 100  # of the terminal
 TITLES = {"step_ms": "dt_ms", "tokens_per_s": "tok_per_sec", "minutes": "total_time_min"}
 # The keys of our records; details beyond these are in metrics.jsonl.
 EVAL_COLUMNS = [
@@ -118,5 +118,5 @@ def print_table(rows: Sequence[Mapping[str, str]], *lines: str) -> None:
         table.add_column(heading, justify="right" if heading else "left", overflow="fold")
     for row in rows:
         table.add_row(*row.values())
-    console = Console(width=WIDTH, markup=False, highlight=False, emoji=False)
+    console = Console(width=terminal.find_width(), markup=False, highlight=False, emoji=False)
     console.print(table, *lines, sep="\n")

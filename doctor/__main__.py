@@ -19,6 +19,8 @@ from doctor import cluster_checks, local_checks, probed, probing
 from k8s.cluster import where
 from k8s.cluster.job_spec import cluster_config
 from plan.allow_fail import refuse_unknown_checks
+from plan.report import wrapped
+from record import terminal
 from record.trackers.processes import check_trackers
 from settings import SettingsError
 from settings.config import Config
@@ -51,6 +53,8 @@ def text(found: Sequence[Finding], allow_fail: str, seconds: float) -> str:
             f"a run would be stopped by {names(stopping)}; to start it all the same: "
             f"ALLOW_FAIL={','.join(dict.fromkeys([*filter(None, allow_fail.split(',')), *unique(stopping)]))}"
         )
+    if terminal.find_columns():
+        said = [part for line in said for part in wrapped(line)]
     return "".join(f"{line}\n" for line in said)
 
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from record import number_formats
 from settings.finding import FAIL, PASS, WARN, Finding
 
 TIMEOUT_S = 10.0
@@ -176,7 +177,7 @@ def size_told(answer: Answer) -> str:
         size = sum(int(layer["size"]) for layer in layers)
     except (ValueError, KeyError, TypeError):
         return ""
-    return f", {size / 1e9:.3g} GB to fetch" if size >= 1e8 else f", {size / 1e6:.3g} MB to fetch"
+    return f", {number_formats.size(size)} to fetch"
 
 
 # ---------------------------------------------------------------------------------------------------

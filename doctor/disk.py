@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from plan import storage
-from plan.number_formats import size as amount
 from record.exit_codes import BAD_SETTING
+from record.number_formats import size as amount
 from settings import ROOT
 from settings.config import Config
 from settings.finding import FAIL, PASS, WARN, Finding

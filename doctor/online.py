@@ -289,9 +289,9 @@ def clock(answers: Iterable[web.Answer | None], kept: bool | None, matters: bool
             )
         return Finding("clock", PASS, f"within {max(1.0, abs(ahead_s)):.0f} s of {host}")
     said = {
-        True: "kept by the system (NTP)",
-        False: "kept by nothing (no NTP)",
-        None: "the system does not tell whether it is kept (NTP)",
+        True: "synchronized (NTP)",
+        False: "no NTP service found",
+        None: "the system does not tell whether it is synchronized (NTP)",
     }[kept]
     if kept is False and matters:
         return Finding("clock", WARN, f"{said}, and no server told how far it is off", fix)

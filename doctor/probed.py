@@ -10,6 +10,7 @@ from hardware.gpu_specs import GpuSpec, find_gpu
 from hardware.model_size import flops_of
 from plan.measured import cpu_name
 from plan.storage import checkpoint_bytes
+from record import number_formats
 from settings.config import Config
 from settings.finding import PASS, WARN, Finding
 
@@ -37,11 +38,6 @@ def findings(c: Config, found: Measured) -> list[Finding]:
             )
         )
     return said
-
-
-def gb(size: float) -> str:
-    """'313 MB', '16.1 GB'"""
-    return f"{size / 1e6:.0f} MB" if size < 1e9 else f"{size / 1e9:.1f} GB"
 
 
 def figure(value: float) -> str:
@@ -161,8 +157,8 @@ def disk(c: Config, found: Measured) -> Iterator[Finding]:
     )
     save_s, allowed_s = size / write / 1e6, 60 * c.save_minutes / 10
     text = (
-        f"RUNS_DIR={c.runs_dir}: {gb(found.disk['bytes'])} written at {figure(write)} MB/s (with fsync), {back}; a "
-        f"checkpoint of {gb(size)} would take {figure(save_s)} s (computed)"
+        f"RUNS_DIR={c.runs_dir}: {number_formats.size(found.disk['bytes'])} written at {figure(write)} MB/s (with fsync), {back}; a "
+        f"checkpoint of {number_formats.size(size)} would take {figure(save_s)} s (computed)"
     )
     if save_s > allowed_s:
         minutes = -(-10 * save_s // 60)
@@ -186,7 +182,7 @@ def links(c: Config, found: Measured) -> Iterator[Finding]:
     beside = f", {100 * bus / card.link_gb_s:.0f}% of {card.link_gb_s:g}" if card else ""
     text = (
         f"{figure(bus)} GB/s between {found.processes} processes{beside} (an all-reduce of "
-        f"{gb(found.link['bytes'])}, bus bandwidth), {figure(found.link['latency_us'])} microseconds for a number"
+        f"{number_formats.size(found.link['bytes'])}, bus bandwidth), {figure(found.link['latency_us'])} microseconds for a number"
     )
     if card and bus < LEAST_OF_LINKS * card.link_gb_s:
         yield Finding(

@@ -21,6 +21,7 @@ from analysis.energy.result import Energy
 from analysis.runs import Run, RunError, read_run
 from export import card, files, gguf_file, place, weight_files
 from export.stored import Weights
+from record import number_formats
 from record.run_paths import RunPaths
 from settings import ROOT, SettingsError
 from settings.config import Config
@@ -90,8 +91,8 @@ def export(found: load_run.Found, paths: RunPaths, vocabulary: Vocabulary) -> No
         gguf_file.find_pre_tokenizer(json.loads(tokenizer))
     check_space(paths.folder, size * (1 + c.gguf) + len(tokenizer) + BESIDE)
     say(
-        f"{c.run_name}, step {found.step:,}: {from_root(found.folder)} is whole; writing "
-        f"{size / 1e9:,.3f} GB of weights in {c.dtype}"
+        f"Verified step {found.step:,} of {c.run_name} ({from_root(found.folder)}). Writing "
+        f"{number_formats.size(size)} of weights in {c.dtype}."
     )
     with place.unfinished(paths.folder) as folder:
         hashes = weight_files.write(
@@ -164,8 +165,8 @@ def check_space(run: Path, need: int) -> None:
     free = shutil.disk_usage(run).free
     if free < need:
         raise place.PlaceError(
-            f"{run}: an export needs {need / 2**30:.2f} GiB (until it is whole, an earlier one stays), and "
-            f"the disk has {free / 2**30:.2f} GiB free; make room, or set DTYPE=bfloat16 for half the size"
+            f"{run}: an export needs {number_formats.size(need)} (until it is whole, an earlier one stays), and "
+            f"the disk has {number_formats.size(free)} free; make room, or set DTYPE=bfloat16 for half the size"
         )
 
 

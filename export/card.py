@@ -19,8 +19,9 @@ from analysis.energy.result import Energy
 from analysis.runs import Run
 from export.weight_files import Shapes
 from hardware.flops import flops_per_token
+from record import number_formats
 from record.metrics import duration, figures
-from settings.config import SETTINGS, Config
+from settings.config import SETTINGS, Config, is_default
 from settings.declare import FREE, format_value
 from train.data.data_paths import share_of, source_of
 from train.data.sources.source import CorpusError
@@ -406,15 +407,14 @@ def limits(k: Known) -> list[str]:
 
 def settings(c: Config) -> list[str]:
     """NAME=value of what a resumed run may not change or would record, where it is not the default."""
-    fields, plain = SETTINGS, Config()
-    return [
-        f"{name}={format_value(getattr(c, name.lower()))}"
-        for name, field in fields.items()
-        if field.resume != FREE
-        and not field.secret
-        and getattr(c, name.lower()) != getattr(plain, name.lower())
-        and not is_path(name, format_value(getattr(c, name.lower())))
-    ]
+    values = c.values()
+    lines = []
+    for name, setting in SETTINGS.items():
+        text = format_value(values[name])
+        is_telling = setting.resume != FREE and not setting.secret and not is_path(name, text)
+        if is_telling and not is_default(name, values):
+            lines.append(f"{name}={text}")
+    return lines
 
 
 def is_path(name: str, value: str) -> bool:
@@ -430,13 +430,8 @@ def distinct(words: Iterable[str]) -> list[str]:
 
 
 def spelled(number: int | None) -> str:
-    """1,340,000,000 as 1.34 B."""
-    if number is None:
-        return NA
-    for size, unit in ((10**12, "T"), (10**9, "B"), (10**6, "M")):
-        if number >= size:
-            return f"{number / size:.4g} {unit}"
-    return f"{number:,}"
+    """1.34B for 1,340,000,000."""
+    return NA if number is None else number_formats.count(number)
 
 
 def shown(value: Any) -> str:

@@ -30,6 +30,7 @@ from finetune import hf_model, lite, origin
 from finetune.adapter import Adapters, in_file
 from finetune.hf_model import Tuned
 from finetune.weights import plain
+from record import number_formats
 from record.locks import RunFolderError
 from record.run_paths import RunPaths
 from settings import ROOT, SettingsError
@@ -172,10 +173,10 @@ def write(base: Path, target: Path, skeleton: Any, source: Source) -> list[str]:
                 made[tensor] = values
         save_file(made, target / path.name, metadata={"format": "pt"})
         log.info(
-            "%s: %d tensors, %.2f GB",
+            "%s: %d tensors, %s",
             path.name,
             len(made),
-            sum(v.nbytes for v in made.values()) / 1e9,
+            number_formats.size(sum(v.nbytes for v in made.values())),
         )
     if lacking := sorted(weight_of.keys() - set(changed)):
         raise ForeignError(

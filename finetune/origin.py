@@ -136,10 +136,10 @@ def say_age(run: Path, folder: Path, c: Config) -> None:
     """Which step of the run is read, and whether there is a newer one."""
     step, newest = exported_step(folder), max(committed(run / "checkpoints"), default=None)
     log.info(
-        "MODEL=%s: %s%s is what is read of it",
+        "Loading MODEL=%s from %s%s.",
         c.model,
         show_path(folder),
-        "" if step is None else f", of step {step},",
+        "" if step is None else f" (step {step})",
     )
     if newest is not None and newest != step:
         log.warning(

@@ -21,6 +21,7 @@ from finetune.preview import preview
 from finetune.several import examples_of
 from finetune.store import Examples
 from finetune.template import Template
+from record import number_formats
 from settings import ROOT, SettingsError, tuning_rules
 from settings.config import Config
 from train.data.data_paths import data_dir
@@ -138,8 +139,8 @@ def summary(data: Data, parts: subset.Split) -> list[str]:
     c, batches, index = data.c, data.batches(1), data.examples.index
     same = len(index) - len(np.unique(index["hash"]))
     lines = [
-        f"training: {len(data.train):,} examples, {int(batches.scored.sum()):,} of "
-        f"{int(batches.packing.positions.sum()):,} tokens scored; an epoch is {batches.packing.windows:,} windows "
+        f"training: {len(data.train):,} examples, {number_formats.count(batches.scored.sum())} of "
+        f"{number_formats.count(batches.packing.positions.sum())} tokens scored; an epoch is {batches.packing.windows:,} windows "
         f"of {c.seq_len} tokens, {batches.filled:.1%} full, or {batches.packing.windows / c.batch_windows:,.1f} "
         "steps"
     ]

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from record import number_formats
 from train.model.loss import IGNORED
 
 LONGEST = 1200
@@ -37,9 +38,7 @@ def preview(
     marks = (
         "masked parts dim, scored ones bold" if colour else f"scored parts stand in {OPEN} {CLOSE}"
     )
-    head = (
-        f"one example, {place}: {len(ids):,} tokens, {int(scored.sum()):,} of them scored ({marks})"
-    )
+    head = f"one example, {place}: {number_formats.count(len(ids))} tokens, {number_formats.count(scored.sum())} of them scored ({marks})"
     parts = []
     for begin, end, is_scored in runs(scored):
         text = shortened(

@@ -13,6 +13,7 @@ from typing import Any
 
 from k8s.cluster.volume import Volume
 from k8s.cluster.words import short_time, table
+from record import number_formats
 from record.run_paths import RunPaths, step_of_checkpoint
 from train.checkpoint.manifest import DAMAGE, OtherFormat, describe, parse_manifest
 
@@ -161,14 +162,6 @@ def newest_whole(found: Iterable[Checkpoint]) -> Checkpoint | None:
     )
 
 
-def size_words(size: float) -> str:
-    """1.5 GiB, 39 MiB, 812 KiB, 17 bytes."""
-    for unit, of in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if size >= of:
-            return f"{size / of:.{1 if size < 10 * of else 0}f} {unit}"
-    return f"{size:.0f} bytes"
-
-
 def listing(found: list[Checkpoint], good: str, now: float | None = None) -> str:
     """The table that make checkpoints prints; good: what is said of one with which nothing is wrong."""
     clock = time.time() if now is None else now
@@ -180,7 +173,7 @@ def listing(found: list[Checkpoint], good: str, now: float | None = None) -> str
             (
                 one.name,
                 str(one.step) if one.step >= 0 else "-",
-                size_words(one.size),
+                number_formats.size(one.size),
                 short_time(clock - one.written),
                 state,
             )

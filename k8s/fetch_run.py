@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from k8s import checkpoints, transfer
-from k8s.checkpoints import Checkpoint, size_words
+from k8s.checkpoints import Checkpoint
 from k8s.cluster.kubectl import Refused
 from k8s.cluster.volume import Volume
 from k8s.cluster.where import is_run
 from k8s.transfer import Meter, Vanished
-from record import locks
+from record import locks, number_formats
 from record.durable import flush_folder, write_whole
 from record.run_paths import RunPaths, list_checkpoints, name_checkpoint
 from settings.resolve import show_path
@@ -129,7 +129,7 @@ def fetch(volume: Volume, paths: RunPaths, step: int | None, weights: bool = Tru
     meter = Meter(need)
     count = len(missing) + (len(chosen.hashes) if chosen and half else 0)
     sys.stdout.write(
-        f"fetching {count} files, {size_words(need)}, from {volume.folder} of volume "
+        f"fetching {count} files, {number_formats.size(need)}, from {volume.folder} of volume "
         f"{volume.origin.value('volume')} to {show_path(paths.folder)}\n"
         if count
         else ""
@@ -155,7 +155,7 @@ def fetch(volume: Volume, paths: RunPaths, step: int | None, weights: bool = Tru
         meter.end()
     shutil.rmtree(paths.folder / HALF, ignore_errors=True)
     if not weights:
-        return f"the record of {paths.name}: {size_words(meter.moved)} moved, into {show_path(paths.folder)}"
+        return f"the record of {paths.name}: {number_formats.size(meter.moved)} moved, into {show_path(paths.folder)}"
     return summary(paths, chosen, missing, len(files) - len(missing), meter, bool(half))
 
 
@@ -181,7 +181,7 @@ def summary(
         what += "; there is no whole checkpoint on the volume yet"
     name = paths.name
     return (
-        f"{what}: {size_words(meter.moved)} moved, into {show_path(paths.folder)}\n"
+        f"{what}: {number_formats.size(meter.moved)} moved, into {show_path(paths.folder)}\n"
         f"  make plots RUN_NAME={name}        make checkpoints WHERE=local RUN_NAME={name}"
     )
 
@@ -286,7 +286,7 @@ def check_space(paths: RunPaths, need: int) -> None:
     if free < need + SPARE:
         raise Refused(
             78,
-            f"{show_path(paths.folder)}: this takes {size_words(need)}, and the disk has {size_words(free)} "
+            f"{show_path(paths.folder)}: this takes {number_formats.size(need)}, and the disk has {number_formats.size(free)} "
             "free; make room, or put it on another disk with RUNS_DIR",
         )
 

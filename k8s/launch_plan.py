@@ -11,13 +11,14 @@ from hardware.gpu_specs import GpuSpec, load_gpu_specs
 from hardware.model_size import parameters
 from k8s.cluster import nodes
 from k8s.cluster.job_spec import pod_cpus, shm_gb
-from plan import limits, number_formats, storage
+from plan import limits, storage
 from plan.checks import capacity_bytes, memory_of
 from plan.finetuning import tuned_report, tuning
 from plan.fleet import Fleet
 from plan.hours import Pace, Time, pace_of, time_of
 from plan.network import wan
 from plan.published import published
+from record import number_formats
 from settings.config import Config
 from settings.finding import FAIL, Finding
 
@@ -184,7 +185,7 @@ def planned(c: Config, p: Plan) -> list[tuple[str, str]]:
         ("model", f"{parameters(c).total:,} parameters"),
         (
             "tokens",
-            f"{c.last_step * c.batch_tokens:,} in {c.last_step:,} steps of {c.batch_tokens:,}",
+            f"{number_formats.count(c.last_step * c.batch_tokens)} in {c.last_step:,} steps of {c.batch_tokens:,}",
         ),
         *time_told(c, p),
     ]

@@ -17,9 +17,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from k8s.checkpoints import size_words
 from k8s.cluster.kubectl import Refused
 from k8s.cluster.volume import Volume
+from record import number_formats
 
 PIECE = 2**20
 SMALL = 2**20  # bytes up to which content and hash come in one answer
@@ -59,7 +59,7 @@ class Meter:
 
     def words(self) -> str:
         rate = self.moved / max(1e-3, time.monotonic() - self.began)
-        return f"{size_words(self.done)} of {size_words(self.total)}, {size_words(rate)}/s"
+        return f"{number_formats.size(self.done)} of {number_formats.size(self.total)}, {number_formats.size(rate)}/s"
 
     def end(self) -> None:
         """Leave the line that is written over and over."""

@@ -7,7 +7,7 @@ import re
 
 from monitor.facts import Gpu, Link, Node, Pod, Seen
 from monitor.snapshot import SURROGATES, all_gpus, no_step_s
-from plan import number_formats
+from record import number_formats
 from record.goodput import CATEGORIES
 from record.metrics import duration, figures
 from record.status import OVER

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from monitor import phrases
 from monitor.facts import Fault, Gpu, Node, Pod, Seen
 from monitor.phrases import NA, number, span
+from record import number_formats
 
 
 def text(seen: Seen, faults: Sequence[Fault], verdict: str = "") -> str:
@@ -44,7 +45,7 @@ def of_run(seen: Seen) -> Iterator[str]:
     if p is not None:
         whole = f" of {p.last_step:,}, {100 * p.step / p.last_step:.1f}%" if p.last_step else ""
         yield f"step: {p.step:,}{whole}, attempt {p.attempt + 1}"
-        yield f"tokens: {p.tokens:,}"
+        yield f"tokens: {number_formats.count(p.tokens)}"
         yield f"loss: {number(p.loss)} nats/token, median of the last steps {number(p.median_loss)}"
         behind = f" at step {p.val_step:,}" if p.val_step is not None else ""
         yield f"validation: {number(p.val_loss)}{' nats/token' if p.val_loss is not None else ''}{behind}"

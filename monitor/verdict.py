@@ -21,6 +21,7 @@ from monitor.snapshot import (
     restart,
     slowness,
 )
+from record import number_formats
 from settings.config import Config
 
 ON_PLAN, BELOW_PLAN, FAILING, DONE, STOPPED, NO_PLAN = (
@@ -231,7 +232,7 @@ def over(seen: Seen, c: Config) -> Verdict:
     parts = []
     if p and p.step:
         parts.append(
-            f"{p.step:,}{f' of {p.last_step:,}' if p.last_step else ''} steps, {p.tokens:,} tokens"
+            f"{p.step:,}{f' of {p.last_step:,}' if p.last_step else ''} steps, {number_formats.count(p.tokens)} tokens"
         )
     if p and p.val_loss is not None:
         parts.append(f"validation loss {p.val_loss:.4f}")

@@ -27,6 +27,7 @@ from finetune.tuning_settings import refuse_single_step
 from hardware.model_size import parameters
 from pipeline.stages import Stage
 from pipeline.state import State
+from record import number_formats
 from record.durable import write_whole
 from record.locks import RunFolderError
 from record.run_paths import RunPaths
@@ -195,8 +196,8 @@ def check_room(c: Config, ahead: list[Stage], problems: Problems) -> None:
     need, free = max(0, whole - held), shutil.disk_usage(there).free
     if need > free:
         problems.other(
-            f"RUNS_DIR={c.runs_dir}: {show_path(there)} has {free / 2**30:.1f} GiB free, and checkpoints and "
-            f"exports of {len(ahead)} stages take {need / 2**30:.1f} GiB more; make room, choose another "
+            f"RUNS_DIR={c.runs_dir}: {show_path(there)} has {number_formats.size(free)} free, and checkpoints and "
+            f"exports of {len(ahead)} stages take {number_formats.size(need)} more; make room, choose another "
             f"RUNS_DIR, or keep fewer (KEEP_LAST=2)"
         )
 

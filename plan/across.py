@@ -19,8 +19,8 @@ from plan.network.outer import (
     streaming_of,
 )
 from plan.network.traffic import syncs
-from plan.number_formats import percent, seconds, size
 from plan.speed import speed
+from record.number_formats import percent, seconds, size
 from settings.config import Config
 from settings.finding import FAIL, WARN, Finding
 from train import timeouts

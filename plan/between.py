@@ -11,14 +11,15 @@ from plan.hours import time_of
 from plan.network import evidence
 from plan.network.outer import GOOD, Outer, inner
 from plan.network.traffic import Sync
-from plan.number_formats import hours, percent
 from plan.planner import Plan
+from record.number_formats import hours, percent
 from settings.declare import format_value
 
 ENOUGH = 0.9  # of the time computing with DDP: nothing that costs loss is worth the rest
 CLUSTER_PRESET = "xlarge-8xa100"  # of make train-8xa100
 # Of this command, or each machine's own: not to be typed where training starts.
 NOT_OF_A_RUN = (
+    "SITES",  # but with SYNC=diloco
     "CARDS",
     "RUNS_DIR",
     "DATA_DIR",
@@ -174,7 +175,9 @@ def typed_for(p: Plan, outer: Outer | None) -> str:
 def typed(p: Plan, changes: Mapping[str, object]) -> str:
     """The command of a cluster for its preset, else that of each node."""
     c, fleet = p.c, p.fleet
-    named = {"NODES": str(fleet.nodes), "SITES": str(fleet.sites)}
+    named = {"NODES": str(fleet.nodes)}
+    if changes.get("sync") == "diloco":
+        named["SITES"] = str(fleet.sites)
     named |= {
         name.upper(): format_value(value) for name, value in changes.items() if value is not None
     }

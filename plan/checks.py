@@ -11,8 +11,8 @@ from plan.choices import Choice, choice, known_models, more_cards
 from plan.fleet import Fleet
 from plan.memory import Memory, largest_micro_batch, memory, usable_bytes
 from plan.milestones import first_save
-from plan.number_formats import GIB, count, gib, hours, size
 from plan.storage import Place
+from record.number_formats import GIB, count, gib, hours, size
 from settings.config import Config
 from settings.finding import FAIL, Finding
 

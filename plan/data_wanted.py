@@ -130,7 +130,7 @@ def findings(c: Config, found: list[Epochs]) -> list[Finding]:
     for e in found:
         if e.there_tokens is None:
             continue
-        has = f"{round(e.there_tokens):,} ({e.origin})"
+        has = f" ({e.origin})"
         repetition = find_repetition(c, e.source, e.there_tokens, has)
         if repetition is None:
             continue

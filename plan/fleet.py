@@ -4,7 +4,7 @@
     CARDS=4xa100-80gb-sxm,4xa6000              mixed: under DDP every step waits for the slowest
     CARDS=here NODES=2                         the GPUs of this machine, twice
 
-A card that is not known is asked for, and nothing is guessed of it.
+A card that is not known is refused.
 """
 
 import dataclasses
@@ -104,9 +104,8 @@ def of_cards(c: Config) -> Fleet:
     processes, problems = sum(counts.values()), []
     if unknown := [key for key in counts if key not in load_gpu_specs()]:
         problems.append(
-            f"CARDS={c.cards}: {' and '.join(unknown)} {'is' if len(unknown) == 1 else 'are'} not known, "
-            f"and nothing is guessed; {''.join(map(meant, unknown))}there are {', '.join(keys())}; an entry "
-            "in hardware/gpus.toml makes another known"
+            f"CARDS={c.cards}: unknown GPU {' and '.join(unknown)}; {''.join(map(meant, unknown))}known are "
+            f"{', '.join(keys())}; add another to hardware/gpus.toml"
         )
     if processes % c.nodes:
         problems.append(
@@ -143,10 +142,9 @@ def of_this_machine(c: Config, names: tuple[str, ...]) -> Fleet:
         counts[key] = counts.get(key, 0) + c.nodes
     if unknown := dict.fromkeys(name for name in taken if find_gpu(name) is None):
         problems.append(
-            f"CARDS: this machine's {' and '.join(unknown)} {'is' if len(unknown) == 1 else 'are'} not "
-            f"known, and nothing is guessed: say which card comes nearest, for example CARDS="
-            f"{len(taken) * c.nodes}x{akin(next(iter(unknown)))}; there are {', '.join(keys())}; an entry in "
-            "hardware/gpus.toml makes another known"
+            f"CARDS: this machine has an unknown GPU, {' and '.join(unknown)}: name the nearest one, for example "
+            f"CARDS={len(taken) * c.nodes}x{akin(next(iter(unknown)))}; known are {', '.join(keys())}; add "
+            "another to hardware/gpus.toml"
         )
     return spread(c, counts, len(taken) * c.nodes, problems)
 

@@ -26,10 +26,10 @@ from plan.choices import (
 from plan.fleet import Fleet
 from plan.hours import Pace, hours_of, pace_of, steps_within, time_of
 from plan.measured import Probe
-from plan.number_formats import count, number, seconds
-from plan.number_formats import hours as hours_told
 from plan.scaling import RULE, rule_tokens
 from plan.storage import Place
+from record.number_formats import count, number, seconds
+from record.number_formats import hours as hours_told
 from settings.checks import find_batch_problem
 from settings.config import Config
 from settings.declare import format_value

@@ -1,6 +1,7 @@
-"""A plan in words, on one screen; of 100 columns, where its tables are no wider."""
+"""A plan in words, on one screen."""
 
 import datetime
+import math
 import textwrap
 from collections.abc import Sequence
 
@@ -8,7 +9,10 @@ from hardware.model_size import flops_of, parameters
 from plan import between, scaling, storage
 from plan.network import links
 from plan.network.traffic import Sync
-from plan.number_formats import (
+from plan.planner import Held, Plan
+from plan.speed import Speed
+from record import terminal
+from record.number_formats import (
     GIB,
     MIB,
     binary,
@@ -18,16 +22,15 @@ from plan.number_formats import (
     money,
     number,
     percent,
+    rate,
     seconds,
     si,
     size,
 )
-from plan.planner import Held, Plan
-from plan.speed import Speed
 from settings.config import Config
 from settings.finding import Finding, format_findings
 
-WIDTH, INDENT = 100, 9
+INDENT = 9
 Table = list[list[str]]
 
 
@@ -233,7 +236,7 @@ def memory(p: Plan) -> list[str]:
         *table(rows, left=(0, 1)),
         *wrapped(
             f"* as set: {micro} x {c.seq_len:,} tokens at once; fits: {there}; largest: MICRO_BATCH_SIZE that "
-            "does; recompute: ACTIVATION_CHECKPOINTING; other: workspaces, fragmentation",
+            "does; recompute: ACTIVATION_CHECKPOINTING; casts: copies in DTYPE; other: workspaces, fragmentation",
             "  ",
         ),
     ]
@@ -408,17 +411,11 @@ def brief(p: Plan, c: Config) -> str:
     return f"{run}, about {hours(p.time.total)} ({speed}), {memory}"
 
 
-def rate(tokens_per_s: float) -> str:
-    """Three digits."""
-    said = count(tokens_per_s) if tokens_per_s >= 9995 else number(float(f"{tokens_per_s:.3g}"))
-    return f"{said} tokens/s"
-
-
 def entry(name: str, text: str) -> list[str]:
     """A paragraph beside its name."""
     return textwrap.wrap(
         text,
-        WIDTH,
+        terminal.find_width(),
         initial_indent=name.ljust(INDENT),
         subsequent_indent=INDENT * " ",
         break_long_words=False,
@@ -429,20 +426,38 @@ def entry(name: str, text: str) -> list[str]:
 def wrapped(text: str, indent: str = "      ") -> list[str]:
     """Lines, all but the first indented."""
     return textwrap.wrap(
-        text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        text,
+        terminal.find_width(),
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
 
 
 def table(rows: Table, left: tuple[int, ...] = (0,)) -> list[str]:
-    """Columns under their heads, those in `left` to the left and the others to the right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else []
-    return [
-        "  ".join(
-            cell.ljust(width) if i in left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+    """Columns under their heads, those in `left` to the left and the others to the right.
+
+    What a terminal has no room for stands below, after the same first columns.
+    """
+    if not rows:
+        return []
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    most = terminal.find_columns() or math.inf
+    first = [i for i in left if i < len(left) and set(range(i)) <= set(left)]
+    blocks = [list(first)]
+    for i in range(len(first), len(widths)):
+        needed = sum(widths[j] + 2 for j in [*blocks[-1], i]) - 2
+        if needed > most and blocks[-1] != first:
+            blocks.append(list(first))
+        blocks[-1].append(i)
+    lines = []
+    for block in blocks:
+        for row in rows:
+            cells = [
+                row[i].ljust(widths[i]) if i in left else row[i].rjust(widths[i]) for i in block
+            ]
+            lines.append("  ".join(cells).rstrip())
+    return lines
 
 
 def clock(iso: str | None, now: datetime.datetime) -> str:

@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from record import number_formats
 from record.durable import make_printable, write_whole
 from record.exit_codes import BAD_DATA, BAD_SETTING, INTERRUPTED, OTHER, STOPPED
 from record.locks import (
@@ -244,7 +245,7 @@ def describe_results(paths: RunPaths) -> str:
         for name in names:
             with contextlib.suppress(OSError):  # a checkpoint that training deletes just now
                 size += os.lstat(os.path.join(folder, name)).st_size
-    return f"{text}  {size / 1e6:,.1f} MB"
+    return f"{text}  {number_formats.size(size)}"
 
 
 def describe_wandb(paths: RunPaths) -> str:

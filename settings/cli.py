@@ -66,7 +66,7 @@ def show(resolved: Resolved) -> None:
         default = format_value(declared.default)
         if default:  # else the help says what it follows from
             print(f"Default: {default}")
-        print(f"Used by: {list_targets(declared.used_by - ALL_SETTINGS)}.")
+        print(f"Used by: {list_targets(declared.used_by - ALL_SETTINGS or declared.used_by)}.")
         return
     for section in SECTIONS:
         print(f"\n{section.__doc__}")
@@ -79,7 +79,9 @@ def explain(declared: Setting) -> list[str]:
     """Return what a setting means and may be, a line each."""
     rule = f"Value: {declared.rule()}. On resume: {declared.resume}."
     if declared.needs:
-        rule += f" Has no effect without {declared.needs}."
+        rule += f" {declared.explain_needs()}"
+    if declared.needed_by:
+        rule = f"{rule.removesuffix('.')} in {list_targets(declared.needed_by)}."
     return [declared.help, rule]
 
 

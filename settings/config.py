@@ -134,16 +134,16 @@ for section in SECTIONS:
 DEFAULTS = Config().values()
 
 
-def build_config(given: Values) -> Config:
+def build_config(given: Values, target: str = "") -> Config:
     """Return a config with the values that were given, by name.
 
-    The other settings have their default, and so have those without effect: SYNC_EVERY is 30
-    unless SYNC=diloco.
+    The other settings have their default, and so have those without effect for this target of make:
+    SYNC_EVERY is 30 unless SYNC=diloco.
     """
     values = {**DEFAULTS, **given}
-    for name, default in DEFAULTS.items():
-        if not has_effect(name, values):
-            values[name] = default
+    for name, declared in SETTINGS.items():
+        if not declared.has_effect(values, target):
+            values[name] = DEFAULTS[name]
     values["DATA"] = values["DATA"].rstrip("/") or values["DATA"]  # papers/ is papers
     if is_pretrained_on(values):
         values["DATA_MIX"] = f"{name_of_data(values['DATA'])}:1"
@@ -155,19 +155,19 @@ def build_config(given: Values) -> Config:
     return Config(**{name.lower(): value for name, value in values.items()})
 
 
+def is_default(name: str, values: Values) -> bool:
+    """Tell whether a setting has the value that it would have if nobody set it.
+
+    Args:
+        values: of all settings, by name.
+    """
+    others = {other: value for other, value in values.items() if other != name}
+    return bool(build_config(others).values()[name] == values[name])
+
+
 def is_pretrained_on(values: Values) -> bool:
     """Tell whether DATA is text for pretraining."""
     return bool(values["DATA"] and not values["MODEL"] and values["PRESET"] != "finetune")
-
-
-def has_effect(name: str, values: Values) -> bool:
-    """Tell whether the setting that this one needs has a value that makes use of it."""
-    needs = SETTINGS[name].needs
-    if not needs:
-        return True
-    needed, _, allowed = needs.partition("=")
-    value = values[needed]
-    return value in allowed.split("|") if allowed else bool(value)
 
 
 def derive_defaults(values: Values) -> dict[str, Any]:

@@ -61,6 +61,7 @@ class Corpus(Section):
         "Disk space for training shards while streaming. "
         "When full, shards already trained on are deleted.",
         unit="GB",
+        needs="DATA_STREAM!=0",
         used_by=PRETRAIN,
     )
     near_duplicates: str = setting(

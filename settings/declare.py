@@ -95,9 +95,10 @@ class Setting:
 
     Attributes:
         positive: 0 is not allowed.
-        needs: what this setting has no effect without: "SYNC=diloco", "PARALLEL=fsdp|hsdp", or
-            "LORA_RANK", which must not be 0.
+        needs: when this setting has an effect: "SYNC=diloco", "PARALLEL=fsdp|hsdp" or "LORA_RANK!=0".
+        needed_by: make targets for which `needs` holds; for others it always has an effect.
         used_by: make targets.
+        finds_run: whether it also tells where the folder of a run is.
     """
 
     name: str
@@ -107,6 +108,8 @@ class Setting:
     resume: str
     used_by: Set[str]
     needs: str = ""
+    needed_by: Set[str] | None = None  # all
+    finds_run: bool = False
     unit: str = ""
     choices: tuple[str, ...] = ()
     minimum: float = 0
@@ -115,6 +118,26 @@ class Setting:
     format: Format = ONE_LINE
     example: str = ""
     secret: bool = False
+
+    def has_effect(self, values: Values, target: str = "") -> bool:
+        """Tell whether other settings have the values that this one needs.
+
+        Args:
+            values: of all settings, by name.
+            target: of make; "" for a command without one.
+        """
+        if not self.needs or (self.needed_by and target not in self.needed_by):
+            return True
+        name, _, texts = self.needs.partition("=")
+        is_excluded = name.endswith("!")
+        is_listed = format_value(values[name.removesuffix("!")]) in texts.split("|")
+        return is_listed != is_excluded
+
+    def explain_needs(self) -> str:
+        """Say when this setting, which needs others, has no effect."""
+        if "!=" in self.needs:
+            return f"Has no effect with {self.needs.replace('!', '')}."
+        return f"Has no effect without {self.needs}."
 
     def parse(self, text: str) -> Any:
         """Convert text to the setting's type. Raises ValueError if it breaks the rule."""

@@ -76,13 +76,13 @@ class LoRA(Section):
         DERIVED,
         "Scale of the adapters: they are multiplied by LORA_ALPHA / LORA_RANK. "
         "Default: twice LORA_RANK.",
-        needs="LORA_RANK",
+        needs="LORA_RANK!=0",
     )
     lora_dropout: float = setting(
         0.0,
         "Dropout probability of an adapter's inputs.",
         maximum=0.9,
-        needs="LORA_RANK",
+        needs="LORA_RANK!=0",
         resume=TRACKED,
     )
     lora_targets: str = setting(
@@ -92,13 +92,13 @@ class LoRA(Section):
         format=Format(
             r"[A-Za-z0-9_.]+(,[A-Za-z0-9_.]+)*", "names of layers with commas between them"
         ),
-        needs="LORA_RANK",
+        needs="LORA_RANK!=0",
     )
     checkpoint_mode: str = setting(
         "full",
         "Checkpoints of a LoRA run: adapters and optimizer state, which resume exactly (`full`), "
         "or adapters alone in PEFT format, which restart the optimizer (`lite`).",
         choices=("full", "lite"),
-        needs="LORA_RANK",
+        needs="LORA_RANK!=0",
         resume=FREE,
     )

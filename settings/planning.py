@@ -2,7 +2,7 @@
 
 from settings.declare import Format, Positive, Section, section, setting
 from settings.run import NAMES
-from settings.targets import TRAIN
+from settings.targets import TRAIN, TRAIN_HERE
 
 
 @section
@@ -32,17 +32,23 @@ class Planning(Section):
         25,
         "Bandwidth between the nodes of a site, in each direction.",
         unit="Gbit/s",
+        needs="NODES!=1",
+        needed_by=TRAIN_HERE,
     )
     wan_gbit: Positive = setting(
         1,
         "Bandwidth between two sites, in each direction.",
         unit="Gbit/s",
+        needs="SITES!=1",
+        needed_by=TRAIN_HERE,
         used_by=TRAIN | {"wan-lab"},
     )
     wan_rtt_ms: float = setting(
         30,
         "Round-trip time between two sites.",
         unit="milliseconds",
+        needs="SITES!=1",
+        needed_by=TRAIN_HERE,
         used_by=TRAIN | {"wan-lab"},
     )
     price_gpu_hour: Positive | None = setting(

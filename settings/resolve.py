@@ -8,7 +8,7 @@ from typing import Any
 
 from settings import sources
 from settings.checks import Check, find_conflicts
-from settings.config import DEFAULTS, ROOT, SETTINGS, Config, build_config, has_effect
+from settings.config import DEFAULTS, ROOT, SETTINGS, Config, build_config
 from settings.declare import FREE, SettingsError, Texts, Values, format_value
 from settings.init_from import take_shape
 from settings.names import explain_name, explain_target, find_meant, list_targets
@@ -19,6 +19,7 @@ from settings.targets import (
     CONTINUE,
     DRY_RUN,
     EITHER,
+    FIND,
     PREVIEW,
     RESUME,
     START,
@@ -78,7 +79,7 @@ def resolve(
     explicit = {}
     ignored = {}
     for name, given in (env_file | environment | typed).items():
-        if name in typed or name not in SETTINGS or is_used(name, targets):
+        if name in typed or name not in SETTINGS or is_taken(name, targets):
             explicit[name] = given
         elif name in environment or shapes_a_run(name, target):
             ignored[name] = given
@@ -102,7 +103,7 @@ def resolve(
         shape = take_shape(folder, root, began, explicit, problems, must_exist=target in START)
         chosen = chosen | shape | explicit
     values, invalid = parse(chosen)
-    config = build_config(values)
+    config = build_config(values, target)
     values = config.values()
     purpose = find_purpose(target, config)
     origins = dict.fromkeys(SETTINGS, DEFAULT)
@@ -112,10 +113,10 @@ def resolve(
     for name, given in chosen.items():
         problem = ""
         if name in typed:
-            problem = refuse_typed(name, given.text, targets, purpose, values)
+            problem = refuse_typed(name, given.text, target, targets, purpose, values)
         elif name not in SETTINGS:
             problem = explain_name(name, given.text)
-        elif name in explicit and not has_effect(name, values):
+        elif name in explicit and not SETTINGS[name].has_effect(values, target):
             ignored[name] = given
         if problem:
             problems.append(f"{name} ({given.place}): {problem}")
@@ -194,12 +195,19 @@ def is_used(name: str, targets: Set[str]) -> bool:
     return not targets or bool(targets & SETTINGS[name].used_by)
 
 
+def is_taken(name: str, targets: Set[str]) -> bool:
+    """Tell whether the value of an environment or env file counts: also where it only finds a run."""
+    return is_used(name, targets) or (SETTINGS[name].finds_run and bool(targets & FIND))
+
+
 def shapes_a_run(name: str, target: str) -> bool:
     """Tell whether a setting that this target does not use shapes a run: LORA_RANK for make train."""
     return target in TRAIN and SETTINGS[name].resume != FREE
 
 
-def refuse_typed(name: str, text: str, targets: Set[str], purpose: str, values: Values) -> str:
+def refuse_typed(
+    name: str, text: str, target: str, targets: Set[str], purpose: str, values: Values
+) -> str:
     """Say why a name cannot be set on the command line of these targets."""
     declared = SETTINGS.get(name)
     users = declared.used_by if declared else VARIABLES.get(name)
@@ -211,15 +219,18 @@ def refuse_typed(name: str, text: str, targets: Set[str], purpose: str, values: 
     if purpose not in users:
         readers -= PREVIEW
     if targets and not readers and name != "DRY_RUN":
-        return explain_users(targets, users)
-    if declared and not has_effect(name, values):
-        return f"Has no effect without {declared.needs}."
+        hint = ""
+        if declared and declared.finds_run and targets & FIND:
+            hint = " To find the run of another node or site, set it in the environment or in .env."
+        return explain_users(targets, users) + hint
+    if declared and not declared.has_effect(values, target):
+        return declared.explain_needs()
     return ""
 
 
 def explain_users(targets: Set[str], users: Set[str]) -> str:
     """Say that targets do not use a setting, and which do."""
-    others = list_targets(users - ALL_SETTINGS)
+    others = list_targets(users - ALL_SETTINGS or users)
     return f"Not used by {list_targets(targets)}. Used by: {others}."
 
 

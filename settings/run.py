@@ -18,7 +18,7 @@ from settings.declare import (
     section,
     setting,
 )
-from settings.targets import COMPUTE, DRY_RUN, EVERY, FIND, LAUNCH, NODE, TRAIN
+from settings.targets import COMPUTE, DRY_RUN, EVERY, LAUNCH, NODE, TRAIN
 
 Name = Annotated[
     str,
@@ -66,6 +66,7 @@ class Run(Section):
         "Training a name that exists resumes that run. "
         "Default: PRESET, or PRESET-NAME with DATA: tiny-novels for novels.txt.",
         example="tiny-lr3e-3-seed1",
+        used_by=EVERY - {"compare", "runs"},
     )
     runs_dir: PathText = setting("runs", "Folder that holds all runs.")
     step: Count | None = setting(
@@ -103,19 +104,21 @@ class Machine(Section):
         None,
         "Number of processes on this machine, one per GPU. Default: all visible GPUs, or 1 on CPU.",
         maximum=1024,
-        used_by=COMPUTE | {"bench"},
+        used_by=TRAIN | {"eval", "bench"},
     )
     nodes: Count = setting(
         1,
         "Number of machines (nodes) that train together. Each runs NPROC processes.",
         maximum=4096,
-        used_by=TRAIN | FIND | {"net-probe"},
+        used_by=TRAIN | {"net-probe"},
+        finds_run=True,
     )
     node_rank: int = setting(
         0,
         "Rank of this node, counted from 0. `make logs` prints the log of this node.",
         resume=FREE,
-        used_by=NODE | FIND | {"doctor"},
+        used_by=NODE | {"doctor", "logs", "attach"},
+        finds_run=True,
     )
     master_addr: str = setting(
         "",
@@ -127,6 +130,7 @@ class Machine(Section):
         ),
         example="10.0.0.5",
         resume=FREE,
+        needs="NODES!=1",
         used_by=NODE,
     )
     run_secret: str = setting(
@@ -138,7 +142,7 @@ class Machine(Section):
         example="what-node-0-prints",
         resume=FREE,
         secret=True,
-        used_by=NODE | LAUNCH | FIND | {"lighthouse", "doctor"},
+        used_by=NODE | LAUNCH | {"lighthouse"},
     )
     dtype: str = setting(
         "float32",
@@ -172,11 +176,13 @@ class Machine(Section):
         "Parallelism: replicate the model on every process (`ddp`), shard it across all of them "
         "(`fsdp`), or shard it within groups of processes and replicate it across them (`hsdp`).",
         choices=("ddp", "fsdp", "hsdp"),
+        used_by=TRAIN | {"eval"},
     )
     shard_ranks: Count | None = setting(
         None,
         "Number of processes that share one copy of the model. Default: the processes of a node.",
         needs="PARALLEL=hsdp",
+        used_by=TRAIN | {"eval"},
     )
     grad_sync: str = setting(
         "step",
@@ -214,19 +220,25 @@ class Checkpoints(Section):
         "Number of steps between checkpoints, in addition to SAVE_MINUTES. "
         "Default: SAVE_MINUTES alone. 0 turns both off: a run that is killed is lost.",
     )
-    save_minutes: Positive = setting(15, "Wall time between checkpoints.", unit="minutes")
+    save_minutes: Positive = setting(
+        15, "Wall time between checkpoints.", unit="minutes", needs="SAVE_EVERY!=0"
+    )
     keep_last: int = setting(
-        3, "Number of checkpoints to keep. The two newest that verify are always kept.", minimum=2
+        3,
+        "Number of checkpoints to keep. The two newest that verify are always kept.",
+        minimum=2,
+        needs="SAVE_EVERY!=0",
     )
     keep_every: Steps = setting(
         0,
         "Keep every checkpoint whose step is a multiple of this. "
         "With CHECKPOINT_MODE=lite, these checkpoints are full. 0 keeps none of them.",
+        needs="SAVE_EVERY!=0",
     )
     keep_best: bool = setting(
         False,
         "Save a checkpoint whenever the validation loss improves, and keep the best one.",
-        needs="EVAL_EVERY",
+        needs="EVAL_EVERY!=0",
     )
 
 

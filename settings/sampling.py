@@ -32,9 +32,11 @@ class Sampling(Section):
     sample_top_k: int = setting(
         50,
         "Sample from this many of the most likely tokens. 0 samples from all of them.",
+        needs="SAMPLE_TEMPERATURE!=0",
     )
     sample_top_p: Positive = setting(
         1,
         "Sample from the fewest most likely tokens whose probabilities sum to this.",
+        needs="SAMPLE_TEMPERATURE!=0",
         maximum=1,
     )

@@ -36,7 +36,8 @@ TARGETS = EVERY | SETUP | DEVELOP | {"help", "env-example"}  # the Makefile has 
 
 # These load a checkpoint or an export, and compare its shape.
 OPEN = GENERATE | {"eval", "export", "replay"}
-# These look for a run's folder, which is another one for the nodes of another site.
+# These look for a run's folder, which is another one for the nodes of another site: SITES and the
+# like that only tell which (finds_run) come from the environment or an env file.
 FIND = (
     WATCH
     | OPEN
@@ -47,6 +48,8 @@ FIND = (
 # These go on with a run that exists, so they must not change its frozen settings.
 CONTINUE = {"train", "train-node", "train-2xh100", "finetune", "finetune-node", "check-env"}
 START = {"train", "train-node", "train-2xh100", "pipeline"}  # these pretrain on this machine
+# These train on this machine, and do nothing else.
+TRAIN_HERE = CONTINUE - {"check-env"}
 # These also take the settings that it was started with.
 RESUME = CONTINUE | PREVIEW | {"settings"}
 

@@ -16,7 +16,7 @@ from settings.declare import (
     section,
     setting,
 )
-from settings.targets import COMPUTE, FIND, OPEN, PREPARE_DATA, PRETRAIN, TRAIN
+from settings.targets import COMPUTE, OPEN, PREPARE_DATA, PRETRAIN, TRAIN, TRAIN_HERE
 
 CORE_BUNDLE = (
     "https://karpathy-public.s3.us-west-2.amazonaws.com/eval_bundle.zip"
@@ -199,12 +199,15 @@ class Wan(Section):
         "How sites stay in sync: all-reduce gradients in every step (`ddp`), or average weight "
         "changes every SYNC_EVERY steps (`diloco`).",
         choices=("ddp", "diloco"),
-        used_by=PRETRAIN | FIND,
+        finds_run=True,
     )
     sites: Count = setting(
         1,
         "Number of sites (clusters connected by a WAN). NODES must be a multiple of it.",
-        used_by=PRETRAIN | FIND,
+        needs="SYNC=diloco",
+        needed_by=PRETRAIN - {"plan", "doctor"},
+        used_by=PRETRAIN | {"lighthouse", "net-probe"},
+        finds_run=True,
     )
     lighthouse: str = setting(
         "",
@@ -297,9 +300,14 @@ class Evaluation(Section):
             r"https?://[^#,\s]+@sha256:[0-9a-f]{64}|(?!https?:|-)[^\s\x00-\x1f\x7f-\x9f\ud800-\udfff]+",
             "a folder, a .zip file, or the address of one with @sha256:HASH after it",
         ),
+        needs="CORE_EVERY!=0",
+        needed_by=TRAIN_HERE | {"train-8xa100"},
         used_by=PRETRAIN | {"eval", "data-report"},
     )
     eval_examples: int = setting(
         500,
         "Largest number of questions of an evaluation task, always the same ones. 0 asks all.",
+        needs="CORE_EVERY!=0",
+        needed_by=TRAIN_HERE | {"train-8xa100"},
+        used_by=PRETRAIN | {"eval"},
     )

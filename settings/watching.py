@@ -109,6 +109,7 @@ class Tracking(Section):
         "",
         "Team or user in Weights & Biases. Default: the owner of the key.",
         example="my-team",
+        needs="WANDB_MODE!=disabled",
     )
     trackers: str = setting(
         "",

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from record import number_formats
 from record.run_paths import name_checkpoint
 from train.checkpoint.manifest import CheckpointError
 from train.checkpoint.saver import Saved
@@ -72,7 +73,7 @@ def report(job: "Job", ended: Saved | None) -> None:
             "checkpoint", ended.step, tokens, seconds=ended.seconds, bytes=ended.size
         )
         job.recorder.say(
-            f"checkpoint {name_checkpoint(ended.step)}: {ended.size / 2**20:.0f} MiB in {ended.seconds:.2f} s",
+            f"checkpoint {name_checkpoint(ended.step)}: {number_formats.size(ended.size)} in {ended.seconds:.2f} s",
             terminal="",
         )
         job.status.beat(save_s=ended.seconds)

@@ -43,7 +43,7 @@ CLOCKS = (  # and their format; "" is that of ISO 8601
     ),
 )
 LOOKS_LIKE_STEP = re.compile(
-    r"(?i)\b(?:step|iter(?:ation)?)s?\b[ \t:=#]*[0-9].*\bloss\b[^a-z0-9]*[-+]?(?:[0-9]|nan|inf)"
+    r"(?i)\b(?:step|iter(?:ation)?)s?\b[ \t:=#]*[0-9].*\bloss\b(?:[ \t]+[(a-z)]+){0,2}[^a-z0-9]*[-+]?(?:[0-9]|nan|inf)"
 )
 ERROR = re.compile(r"(?:Error|Exception|Interrupt)\b|\b(?:error|ERROR|FATAL|Killed|CANCELLED)\b")
 BAR = re.compile(r"(?:^|(?<=[\s:\]]))[0-9]{1,3}%\|[^|]*\| ([0-9]+)/([0-9]+) \[")

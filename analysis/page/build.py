@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from analysis.groups import Comparison, find_differences, group_runs
-from analysis.panels import COLORS, PANELS, choose_line
+from analysis.panels import COLORS, PANELS, VALIDATION_COLOR, choose_line
 from analysis.runs import Run
 from analysis.summary import (
     WORDS,
@@ -26,12 +26,12 @@ from analysis.summary import (
     find_window,
     list_marks,
     list_remarks,
+    show_setting,
     summarize,
 )
 from record.durable import write_whole
 from record.goodput import CATEGORIES
 from record.metrics import duration, replace_nonfinite
-from settings.declare import format_value
 
 FOLDER = Path(__file__).parent
 STYLE = "page.css"
@@ -63,10 +63,9 @@ def write_page(
         data["groups"].append({"name": group, "color": f"--line{color}", "dash": dash})
         for run in members:
             data["runs"].append(describe_data(run, buffer) | {"group": number})
-            settings = {
-                name: format_value(run.settings[name]) for name in differences if run.settings
-            }
+            settings = {name: show_setting(run, name) for name in differences if run.settings}
             rows.append({"run": run.name} | summarize(run) | settings)
+    data["validation"] = f"--line{VALIDATION_COLOR}" if len(runs) == 1 else ""
     kinds = {mark["kind"] for run in data["runs"] for mark in run["marks"]}
     data["marks"] = {kind: asdict(find_style(kind)) for kind in sorted(kinds)}
     title = f"{len(runs)} runs"

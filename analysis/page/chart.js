@@ -3,7 +3,7 @@
 
 const MARGIN = {left: 62, right: 16, top: 10, bottom: 38};
 const DASHES = {solid: [], dashed: [8, 6], dotted: [1, 5], dashdot: [8, 5, 1, 5]};
-const STAR = "\u2605";  // the validation loss on the full set
+const DOT = "\u25cf", STAR = "\u2605";  // the validation loss on a subset, and on the full set
 const GLYPHS = {up: "\u25b2", right: "\u25ba", left: "\u25c4", cross: "\u00d7", diamond: "\u25c6",
                 ring: "\u25cb", square: "\u25a0"};
 
@@ -25,9 +25,10 @@ function logTicks(low, high) {
   return places;
 }
 
-// On an axis: 1.5M, 200K, 0.003, 2E-5.
+// On an axis: 1.5M, 200,000, 0.003, 2E-5.
 function short(value) {
-  const notation = value && Math.abs(value) < 1e-3 ? "scientific" : "compact";
+  const size = Math.abs(value), isTiny = value && size < 1e-3;
+  const notation = isTiny ? "scientific" : size < 1e6 ? "standard" : "compact";
   return value.toLocaleString("en", {notation, maximumSignificantDigits: 6});
 }
 
@@ -122,8 +123,8 @@ function draw(pen, chart) {
   }
   pen.restore();
   pen.setLineDash([]);
-  for (const {x, y, glyph, run} of chart.points.filter(isInside)) {
-    drawText(pen, glyph, at.x(x), at.y(y), "center", run.group.color, glyph === STAR ? 18 : 12);
+  for (const {x, y, glyph, color} of chart.points.filter(isInside)) {
+    drawText(pen, glyph, at.x(x), at.y(y), "center", color, glyph === STAR ? 18 : 12);
   }
   for (const mark of chart.marks.filter(isInside)) {
     drawText(pen, GLYPHS[mark.symbol], at.x(mark.x), at.bottom - 5, "center", mark.color);

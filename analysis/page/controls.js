@@ -152,12 +152,12 @@ function describePlace({run, index, x}, key, i) {
   return parts.join(" \u00b7 ");
 }
 
-function describeValue({run, members, y, raw, low, high, counts, index, name}, panel, i) {
+function describeValue({run, members, y, raw, low, high, index, name}, panel, i) {
   const value = (raw || y)[i], lost = panel.column === "loss" && run && run.columns.not_finite;
   const isLost = lost && lost[index(i)] && Number.isNaN(value);
   const parts = [element("b", {textContent: isLost ? "not finite" : full(value, members ? 6 : 9)})];
   if (raw) parts.push(` mean ${full(y[i], 6)}`);
-  const count = members ? `, ${counts[i]} of ${members.length} runs` : "";
+  const count = members ? `, ${members.length} runs` : "";
   if (low) parts.push(` (${full(low[i], 5)} to ${full(high[i], 5)}${count})`);
   if (several) parts.push(element("small", {textContent: ` ${name}`}));
   return parts;
@@ -241,14 +241,30 @@ function addToggle(place, list, value, ...words) {
   $(place).append(element("label", {}, box, ...words));
 }
 
+function drawSample(color, dash, lineWidth = 2.5) {
+  const pen = Object.assign(new SvgPen(34, 14), {strokeStyle: `var(${color})`, lineWidth});
+  pen.setLineDash(DASHES[dash]);
+  drawSegment(pen, 2, 7, 32, 7);
+  return element("span", {innerHTML: pen.toString()});
+}
+
+// What lines and points are. Those of several runs have the color of their run.
+function addKey() {
+  const isFull = isWanted => data.runs.some(({evals}) => evals.some(({full}) => Boolean(full) === isWanted));
+  const color = several ? "--muted" : data.groups[0].color, points = data.validation || color;
+  const add = (icon, words) => $("key").append(element("label", {}, icon, words));
+  add(drawSample(color, "solid"), "training, smoothed");
+  add(drawSample(color, "solid", 0.8), "training, each step");
+  for (const [glyph, words, isWanted] of [[DOT, "subset", false], [STAR, "full set", true]]) {
+    const icon = element("span", {textContent: glyph, style: `color: var(${points})`});
+    if (isFull(isWanted)) add(icon, `validation, ${words}`);
+  }
+}
+
 function addLegend() {
   $("groups").parentElement.hidden = !several;
-  for (const group of data.groups) {
-    const pen = Object.assign(new SvgPen(34, 14), {strokeStyle: `var(${group.color})`, lineWidth: 2.5});
-    pen.setLineDash(DASHES[group.dash]);
-    drawSegment(pen, 2, 7, 32, 7);
-    addToggle("groups", "hidden", group.name, element("span", {innerHTML: pen.toString()}), group.name);
-  }
+  for (const {color, dash, name} of data.groups) addToggle("groups", "hidden", name, drawSample(color, dash), name);
+  addKey();
   for (const [kind, {symbol, color, name, meaning}] of Object.entries(data.marks)) {
     const icon = element("span", {textContent: GLYPHS[symbol], style: `color: var(${color})`});
     addToggle("marks", "hiddenMarks", kind, icon, name, element("small", {textContent: meaning}));
@@ -267,8 +283,11 @@ function setShown(isShown) {
   update({hidden: names.filter(name => others.includes(name) ? view.hidden.includes(name) : !isShown)});
 }
 
-// The number that a cell begins with; a time such as 1:02:03 in seconds.
-const readNumber = text => text.replaceAll(",", "").split(":").map(parseFloat).reduce((a, b) => 60 * a + b);
+// The number that a cell begins with: 1.5M is a million and a half, and 1:02:03 a time in seconds.
+const readNumber = text => {
+  const numbers = text.replaceAll(",", "").split(":").map(parseFloat);
+  return numbers.reduce((a, b) => 60 * a + b) * ({M: 1e6, B: 1e9, T: 1e12}[text.at(-1)] || 1);
+};
 
 function showTable() {
   for (const label of $("groups").children) label.hidden = !matches(label.textContent);

@@ -133,19 +133,18 @@ function lineOf(run, panel, key) {
   return values && {run, name, index: i => i, x: run.x[key], y: mean || values, raw: mean && values};
 }
 
-// The mean of runs that differ in their seed, and the lowest and highest. A run counts as far as it has come.
+// The mean of runs that differ in their seed, and the lowest and highest, as far as all of them have come.
 function average(members) {
-  const base = members.reduce((best, line) => line.x.at(-1) > best.x.at(-1) ? line : best), {x} = base;
-  const [y, low, high, counts] = [0, 1, 2, 3].map(() => new Float64Array(x.length));
+  const base = members.reduce((first, line) => line.x.at(-1) < first.x.at(-1) ? line : first), {x} = base;
+  const [y, low, high] = [0, 1, 2].map(() => new Float64Array(x.length).fill(NaN));
   for (let i = 0; i < x.length; i++) {
     const values = members.map(line => line === base ? line.y[i] : valueAt(line.x, line.y, x[i]));
-    const known = values.filter(Number.isFinite);
-    counts[i] = known.length;
-    y[i] = known.reduce((sum, value) => sum + value, 0) / known.length;
-    low[i] = known.length ? Math.min(...known) : NaN;
-    high[i] = known.length ? Math.max(...known) : NaN;
+    if (!values.every(Number.isFinite)) continue;
+    y[i] = values.reduce((sum, value) => sum + value, 0) / values.length;
+    low[i] = Math.min(...values);
+    high[i] = Math.max(...values);
   }
-  return {members, x, y, low, high, counts};
+  return {members, x, y, low, high};
 }
 
 function subtract(line, first) {
@@ -161,7 +160,8 @@ function linesOf(panel, key) {
   for (const group of data.groups) {
     const mine = runs.filter(run => run.group === group);
     const members = mine.map(run => lineOf(run, panel, key)).filter(Boolean);
-    if (members.length) lines.push({...group, ...(members.length > 1 ? average(members) : members[0])});
+    const color = panel.kind === "evals" && data.validation || group.color;
+    if (members.length) lines.push({...group, color, ...(members.length > 1 ? average(members) : members[0])});
   }
   return panel.kind === "difference" ? lines.slice(1).map(line => subtract(line, lines[0])) : lines;
 }
@@ -170,9 +170,10 @@ function linesOf(panel, key) {
 function pointsOf(panel, key) {
   const column = panel.kind === "evals" ? panel.column : panel.has_evals && "val_loss", points = [];
   for (const run of findShown(key)) for (const {step, full: isFull, [column]: y} of run.evals) {
-    const glyph = isFull ? STAR : "\u25cf";
+    const glyph = isFull ? STAR : DOT;
     const words = `validation${isFull ? ", full set" : ""} ${full(y, 6)} (step ${full(step)})`;
-    if (Number.isFinite(y)) points.push({run, glyph, y, words, x: placeOf(run, key, step)});
+    const color = data.validation || run.group.color;
+    if (Number.isFinite(y)) points.push({run, glyph, color, y, words, x: placeOf(run, key, step)});
   }
   return points;
 }

@@ -13,7 +13,7 @@ from k8s.cluster.nodes import Node, room
 from k8s.cluster.preflight import site_of
 from k8s.cluster.target import when
 from plan.network import wan
-from plan.number_formats import size
+from record.number_formats import size
 from settings.config import Config
 
 LOOK_S = 2.0  # between two looks at the pods

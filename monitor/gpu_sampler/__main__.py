@@ -22,7 +22,7 @@ from types import FrameType
 from hardware import nvml
 from monitor.gpu_sampler.recording import Recording
 from monitor.gpu_sampler.sampling import ROTATE_BYTES, Sampler
-from record import locks
+from record import locks, number_formats
 from record.provenance import boot_id
 from record.run_paths import RunPaths
 from settings import ROOT, SettingsError
@@ -107,8 +107,8 @@ def greeting(c: Config, sampler: Sampler, recording: Recording, driver: str) -> 
     lines = [
         f"{kinds} (driver {driver}), every {c.interval_ms:g} ms; "
         + ", ".join(f"{name} takes {took:g} us" for name, took in call_us.items()),
-        f"{show_path(recording.files[0].path)}: about {sampler.bytes_per_hour / 1e6:.0f} MB an hour (computed), a new "
-        f"file every {ROTATE_BYTES / 2**20:.0f} MiB; {free / 1e9:.0f} GB are free",
+        f"{show_path(recording.files[0].path)}: about {number_formats.size(sampler.bytes_per_hour)} per hour (computed), a new "
+        f"file every {number_formats.size(ROTATE_BYTES)}; {number_formats.size(free)} are free",
     ]
     if sample_ms > 0.8 * c.interval_ms:
         lines.append(

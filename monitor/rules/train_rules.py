@@ -23,7 +23,7 @@ from monitor.snapshot import (
     step_s,
     trains,
 )
-from plan import number_formats
+from record import number_formats
 from settings.config import Config
 from train.faults.guard import MAX_ROLLBACKS
 

@@ -7,7 +7,7 @@ import textwrap
 
 from hardware.gpu_specs import load_gpu_specs
 from hardware.model_size import flops_of, parameters
-from plan import between, number_formats, scaling
+from plan import between, scaling
 from plan.as_json import KEYS
 from plan.examples import lab
 from plan.examples.lab import configured, markdown, tokens_per_s
@@ -20,6 +20,7 @@ from plan.network.outer import GOOD
 from plan.planner import Plan, plan
 from plan.published import PUBLISHED
 from plan.report import told, wrapped
+from record import number_formats
 from settings import ROOT
 from settings.config import Config
 

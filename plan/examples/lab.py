@@ -5,7 +5,7 @@ What they noted is theirs, written down as they had it; every other figure is co
 
 from hardware.gpu_specs import GpuSpec, load_gpu_specs
 from hardware.model_size import flops_of, parameters
-from plan import number_formats, scaling, storage
+from plan import scaling, storage
 from plan.checks import capacity_bytes, memory_of
 from plan.fleet import Fleet, fleet_of
 from plan.hours import pace_of
@@ -13,6 +13,7 @@ from plan.network import evidence, traffic
 from plan.network.traffic import Sync
 from plan.network.wan import gradient_bytes
 from plan.speed import speed
+from record import number_formats
 from settings.config import Config
 
 

@@ -130,7 +130,7 @@ def shape_of(facts: dict[str, Any]) -> Shape:
     kind = facts.get("model_type")
     if kind not in KINDS:
         raise UnknownShape(
-            f"model_type={kind} is not known here, and nothing is guessed; known are {', '.join(KINDS)}"
+            f"no memory model for model_type={kind}; supported are {', '.join(KINDS)}"
         )
 
     def number(*names: str, default: int | None = None) -> int:

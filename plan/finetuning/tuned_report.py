@@ -8,8 +8,8 @@ from plan.finetuning.hf_shape import Block
 from plan.finetuning.tuned import tuned_of
 from plan.finetuning.tuning import TOKEN_BYTES, Held, Tuning
 from plan.network.traffic import Sync
-from plan.number_formats import GIB, MIB, binary, count, gib, hours, seconds, si, size
-from plan.report import entry, findings, rate, shares, table, wrapped
+from plan.report import entry, findings, shares, table, wrapped
+from record.number_formats import GIB, MIB, binary, count, gib, hours, rate, seconds, si, size
 from settings import tuning_rules
 
 # A moment of plan/finetuning/tuned_memory.py in words.

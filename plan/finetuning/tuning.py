@@ -18,10 +18,10 @@ from plan.fleet import Fleet
 from plan.hours import Pace, waiting_s
 from plan.memory import Memory
 from plan.network import traffic
-from plan.number_formats import GIB, gib, size
 from plan.planner import probe_of
 from plan.published import of_preset, published
 from plan.speed import Work, speed
+from record.number_formats import GIB, gib, size
 from record.run_paths import RunPaths
 from settings import ROOT, SettingsError, tuning_rules
 from settings.checks import PRETRAINING, check_batch, find_batch_problem

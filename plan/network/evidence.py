@@ -8,7 +8,7 @@ with the interval and with the number of replicas, and shrinks with the size of 
 import dataclasses
 import math
 
-from plan.number_formats import count
+from record.number_formats import count
 
 NEAR = 1.5  # between two sizes that count as one
 TABLE = "read in the paper's own table"

@@ -33,7 +33,7 @@ from plan.network.outer import (
     streaming_of,
 )
 from plan.network.wan import gradient_bytes, sync_s
-from plan.number_formats import seconds, size
+from record.number_formats import seconds, size
 from settings.checks import count_shard_ranks
 from settings.config import Config
 

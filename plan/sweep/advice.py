@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from plan.choices import given
 from plan.fleet import Fleet
-from plan.number_formats import count, gib, hours, number
 from plan.scaling import RULE, optimal_parameters, optimal_tokens, wasted
 from plan.sweep.report_rows import Row, Sweep
+from record.number_formats import count, gib, hours, number
 from settings.config import Config
 from settings.declare import format_value
 

@@ -1,13 +1,11 @@
-"""What a sweep found, as data and as a table of at most 100 columns."""
+"""What a sweep found, as data and as a table that fits the terminal."""
 
 import dataclasses
-import textwrap
 from typing import Any
 
-from plan import number_formats
-from plan.number_formats import GIB, count
-
-WIDTH = 100
+from plan.report import table, wrapped
+from record import number_formats
+from record.number_formats import GIB, count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,15 +68,14 @@ def text(swept: Sweep) -> str:
     """The table, the recommended row marked, and the reasons."""
     columns = {"depth": of_a_depth, "gpus": of_gpus}[swept.kind]
     rows = [columns(row, swept) for row in swept.rows]
-    table = [list(rows[0]), *(list(row.values()) for row in rows)]
-    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
+    cells = [list(rows[0]), *(list(row.values()) for row in rows)]
     marks = ["  ", *("* " if row.label == swept.recommended else "  " for row in swept.rows)]
-    found = textwrap.wrap(swept.title, WIDTH)
-    for mark, row in zip(marks, table, strict=True):
-        cells = [cell.rjust(width) for cell, width in zip(row[:-1], widths[:-1], strict=True)]
-        found.append(f"{mark}{'  '.join([*cells, row[-1]])}".rstrip())
+    width = max(len(row[0]) for row in cells)
+    for mark, row in zip(marks, cells, strict=True):
+        row[0] = mark + row[0].rjust(width)
+    found = [*wrapped(swept.title, ""), *table(cells, left=(0, len(cells[0]) - 1))]
     for reason in swept.reasons:
-        found += textwrap.wrap(reason, WIDTH, break_long_words=False, break_on_hyphens=False)
+        found += wrapped(reason, "")
     return "\n".join(found) + "\n"
 
 

@@ -54,7 +54,7 @@ def curve(name, step_ms, points, **facts):
     return make_run(name, [3.0] * 40, evals, step_ms=step_ms, **facts)
 
 
-TOKENS = "validation loss (nats per token) at 30K tokens"
+TOKENS = "validation loss (nats per token) at 30,000 tokens"
 TIME = "validation loss (nats per token) after 0:30"
 
 
@@ -73,10 +73,10 @@ def test_without_a_common_evaluation_training_losses_are_compared():
     early = curve("early", 1000, [(10, 4.0, False)])
     late = curve("late", 1000, [(20, 3.0, False)])
     rows = groups.compare(group_runs([early, late])).rows
-    assert rows[0]["smoothed training loss (nats per token) at 40K tokens"] == "3.0000"
+    assert rows[0]["smoothed training loss (nats per token) at 40,000 tokens"] == "3.0000"
     slow = curve("slow", 2000, [(10, 4.0, False)])
     losses = groups.compare(group_runs([early, slow])).losses  # none at equal times
-    assert list(losses) == ["validation loss (nats per token) at 10K tokens"]
+    assert list(losses) == ["validation loss (nats per token) at 10,000 tokens"]
     comparison = groups.compare(group_runs([early, make_run("silent", [math.nan])]))
     assert groups.NOTHING in comparison.sentences
     assert list(comparison.rows[0]) == ["", "seeds", "tokens/s"]
@@ -100,6 +100,41 @@ def test_logs_are_compared_by_step_and_have_no_settings_that_differ(tmp_path):
     assert find_differences(group_runs([log, runs[0]])) == {}
 
 
+def test_a_slash_in_a_value_is_no_second_value(tmp_path):
+    write_run(tmp_path / "tiny", 3.0)
+    write_run(tmp_path / "tiny-novel", 2.0, DATA="texts/novel.txt")
+    comparison = groups.compare(group_runs(compare.read_runs("tiny,tiny-novel", tmp_path)))
+    assert comparison.differences["DATA"] == {
+        "tiny": "python:1",
+        "tiny-novel": "texts/novel.txt",
+    }
+    assert "DATA_MIX" not in comparison.differences
+    assert not any("no seeds" in sentence for sentence in comparison.sentences)
+
+
+def test_a_default_that_follows_from_another_setting_is_no_difference(tmp_path):
+    write_run(tmp_path / "a", 3.0, N_EMBD="128")
+    write_run(tmp_path / "b", 3.0, N_EMBD="192")
+    write_run(tmp_path / "c", 3.0, N_EMBD="192", MLP_DIM="640")
+    differences = find_differences(group_runs(compare.read_runs("a,b", tmp_path)))
+    assert differences.keys() == {"N_EMBD"}
+    differences = find_differences(group_runs(compare.read_runs("a,b,c", tmp_path)))
+    assert differences.keys() == {"N_EMBD", "MLP_DIM"}
+
+
+def test_bits_per_byte_stand_in_the_table_of_those_that_have_them(tmp_path):
+    write_run(tmp_path / "a", 3.0)
+    log = curve("log", 1000, [(15, 5.0, True), (18, 4.0, True)])  # nothing in common
+    rows = groups.compare(group_runs([*compare.read_runs("a", tmp_path), log])).rows
+    assert [row["bits per byte, last evaluation"] for row in rows] == ["1.5000", "n/a"]
+
+
+def test_a_figure_that_is_given_is_not_proposed(runs, capsys, monkeypatch):
+    monkeypatch.setenv("FIGURE", f"{runs}/loss.pdf")
+    assert compare.main() == 0
+    assert "For a paper" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("name", "value"), [("SEED", "2"), ("SEQ_LEN", "64")])
 def test_losses_on_other_text_are_not_compared(tmp_path, name, value):
     write_run(tmp_path / "a", 3.0)
@@ -108,7 +143,7 @@ def test_losses_on_other_text_are_not_compared(tmp_path, name, value):
     is_same = name == "SEED"
     assert (groups.OTHER_TEXT in comparison.sentences) is not is_same
     unit = "nats per token" if is_same else "bits per byte"
-    heading = f"validation loss on the full set ({unit}) at 20K tokens"
+    heading = f"validation loss on the full set ({unit}) at 20,000 tokens"
     assert comparison.rows[0][heading] == ("3.5000" if is_same else "1.5000")
 
 
@@ -122,11 +157,12 @@ def test_one_seed_and_one_seed_twice_decide_nothing(tmp_path):
 
 
 GOLDEN = """\
-             validation loss on the full set (nats  validation loss (nats per token) after
-      seeds               per token) at 20K tokens                                    0:03  tokens/s
-base      3                       3.9600 +- 0.0100                        3.5850 +- 0.0100     6,250
-muon      3                       3.9100 +- 0.0100                        3.4100 +- 0.0100     6,667
-wide      2                       3.9350 +- 0.0212                        3.5600 +- 0.0212     6,250
+               validation loss on the
+                   full set (nats per     validation loss (nats        bits per byte, last
+      seeds   token) at 20,000 tokens     per token) after 0:03                 evaluation  tokens/s
+base      3          3.9600 +- 0.0100          3.5850 +- 0.0100           1.7300 +- 0.0050     6,250
+muon      3          3.9100 +- 0.0100          3.4100 +- 0.0100           1.7050 +- 0.0050     6,667
+wide      2          3.9350 +- 0.0212          3.5600 +- 0.0212           1.7175 +- 0.0106     6,250
 
 muon is better than base by 0.05 nats per token (95%: 0.0177 to 0.0823; Welch's test, p = 0.011).
 Not decided: wide is ahead of base by 0.025 nats per token (95%: -0.18 to 0.23; Welch's test, p =

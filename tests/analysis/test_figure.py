@@ -36,7 +36,9 @@ def test_a_run_is_drawn_raw_and_smooth_with_its_evaluations(tmp_path, drawn):
     axes = {(panel.get_title(loc="left"), panel.get_xlabel()): panel for panel in drawn[0].axes}
     assert len(axes) == len(drawn[0].axes) == 4  # without those that have no numbers
     by_time = axes["Loss (nats per token)", "minutes"]
-    lines = {str(line.get_marker()): line.get_xydata() for line in by_time.lines}
+    lines = {
+        str(line.get_marker()): line.get_xydata() for line in by_time.lines if len(line.get_xdata())
+    }
     np.testing.assert_allclose(lines["o"], [[0.5, 4.5], [1, 4]])
     np.testing.assert_allclose(lines["*"], [[1.5, 3.5]])
     smooth_line, raw_line = (line for line in by_time.lines if len(line.get_xdata()) == 90)
@@ -44,6 +46,24 @@ def test_a_run_is_drawn_raw_and_smooth_with_its_evaluations(tmp_path, drawn):
     np.testing.assert_array_equal(raw_line.get_ydata(), loss)
     assert axes["Gradient norm before clipping (logarithmic)", "step"].get_yscale() == "log"
     assert axes["Throughput (tokens/s, whole job)", "step"].get_ylim()[0] == 0
+
+
+def test_validation_has_a_color_of_its_own_and_a_place_in_the_legend(tmp_path, drawn):
+    evals = [make_eval(1, 4.5), make_eval(2, 3.5, full=True)]
+    write_figure(tmp_path / "a.png", [make_run("a", [5.0, 4.0], evals)])
+    training, *_ = lines = drawn[0].axes[0].lines
+    points = [line for line in lines if line.get_marker() in ("o", "*")]
+    assert {line.get_color() for line in points}.isdisjoint({training.get_color()})
+    names = [text.get_text() for text in drawn[0].legends[0].get_texts()]
+    assert names == [
+        "training, smoothed",
+        "training, each step",
+        "validation, subset",
+        "validation, full set",
+    ]
+    write_figure(tmp_path / "b.png", [make_run("a", [5.0, 4.0], evals[:1]), make_run("b")])
+    names = [text.get_text() for text in drawn[1].legends[0].get_texts()]
+    assert names == ["a", "b", "validation, subset"]
 
 
 def test_several_runs_have_lines_of_their_own_and_a_legend(tmp_path, drawn):

@@ -202,10 +202,12 @@ def test_runs_that_differ_in_their_seed_are_one_line_with_a_band(page):
     runs = [make_run("b-seed1"), make_run("b-seed2", lower=0.5), make_run("b-seed9", 400, 0.25)]
     page.draw(*runs, make_run("muon", 800, 1.0))
     means = [smooth(run.columns["loss"], find_window(run.steps)) for run in runs]
-    for step, count in ((300, 3), (600, 2)):
-        values = [mean[step - 1] for mean in means[:count]]
-        range_of = f"{min(values):.5g} to {max(values):.5g}, {count} of 3 runs"
-        assert f"{np.mean(values):.6g} ({range_of}) b" in page.look(LOSS, step)
+    values = [mean[299] for mean in means]
+    range_of = f"{min(values):.5g} to {max(values):.5g}, 3 runs"
+    assert f"{np.mean(values):.6g} ({range_of}) b" in page.look(LOSS, 300)
+    assert len(page.look(LOSS, 600)) == 2  # the line of b ends where its first run ends
+    ends = page.chart(LOSS, "c.lines.map(line => line.x[line.y.findLastIndex(Number.isFinite)])")
+    assert ends == [400, 800]
     assert page.look("Loss minus", 300)[-1].endswith(" muon minus b")
     page.click("[value=b]")
     assert len(page.look(LOSS, 300)) == 2
@@ -231,8 +233,44 @@ def test_a_tap_shows_values_on_a_phone_and_nothing_is_too_wide(page):
     wait_until(lambda: page.value("window.hasLeft"))
     assert " d24" in page.chart(LOSS, "c.tip.checkVisibility() && c.tip.innerText")
     assert page.value("document.documentElement.scrollWidth") == 390
-    assert page.value("document.querySelector('.controls').offsetHeight") <= 60
     assert page.value("$('runs').offsetWidth > $('runs').parentElement.clientWidth")
+
+
+SCROLLING = (
+    "[...document.querySelectorAll('header, header *, .controls, .controls *, .legend, #groups')]"
+    ".filter(e => /auto|scroll/.test(getComputedStyle(e).overflow)).map(e => e.tagName)"
+)
+
+
+def test_header_and_controls_do_not_scroll_inside_a_phone(page):
+    tiny = Config.of_preset(PRESET="tiny").stored()
+    page.draw(make_run(settings=tiny), width=390)
+    assert page.value(SCROLLING) == []
+    assert page.value("getComputedStyle(document.querySelector('.controls')).position") == "static"
+
+
+def test_the_legend_names_training_and_validation(page):
+    run = make_run()
+    page.draw(replace(run, evals=[*run.evals, made_runs.make_eval(1000, 3.0, full=True)]))
+    names = [
+        "training, smoothed",
+        "training, each step",
+        "validation, subset",
+        "validation, full set",
+    ]
+    for text, name in zip(page.texts("#key label"), names, strict=True):
+        assert text.endswith(name)
+    line, point = page.chart(LOSS, "[c.lines[0].color, c.points[0].color]")
+    assert line != point
+    page.draw(make_run(), make_run("d24"))  # each in its color
+    assert len(page.texts("#key label")) == 3
+    assert page.chart(LOSS, "c.points.map(p => p.color)") == ["--line0", "--line1"]
+
+
+def test_a_column_of_tokens_is_sorted_by_number(page):
+    page.draw(make_run("long", 100), make_run("short", 1))
+    page.value("update({sort: 'tokens'})")
+    assert page.texts("#runs tbody tr")[0].startswith("short")  # 524,288 is less than 52.4M
 
 
 def test_a_chart_is_saved_as_csv_svg_and_png(page):

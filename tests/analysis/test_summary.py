@@ -130,7 +130,17 @@ def test_facts_are_the_model_and_the_settings_that_matter(tmp_path):
         "started": "2023-11-14 22:13 UTC",
         "hardware": "8 x H100",
         "commit": "abc123",
-        "model": "2 layers x 192, 2.5M parameters",
+        "model": "2 layers x 192, 2.46M parameters",
     }
     assert "N_LAYER=2" in settings and "SEED=7" in settings and "SAVE_MINUTES" not in settings
     assert list(summary.describe_run(make_run("log"))) == ["started"]
+
+
+def test_defaults_that_follow_from_other_settings_are_not_listed(tmp_path):
+    run = read_run(write_run(tmp_path / "a", 3.0, N_EMBD="128", DATA="novel.txt"))
+    facts = summary.describe_run(run)["settings that are not the default"].split()
+    names = {fact.split("=")[0] for fact in facts}
+    assert {"N_EMBD", "DATA"} <= names
+    assert names.isdisjoint({"N_KV_HEAD", "MLP_DIM", "DATA_MIX"})
+    run = read_run(write_run(tmp_path / "b", 3.0, MLP_DIM="640"))
+    assert "MLP_DIM=640" in summary.describe_run(run)["settings that are not the default"]

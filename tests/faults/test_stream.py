@@ -66,7 +66,7 @@ def test_a_producer_slower_than_training_shows_as_waits_that_no_time_out_ends(st
     assert len(named) == len(set(named))
     long, longer = ({step for step, wait in waits.items() if wait > limit} for limit in (2, 3))
     assert longer <= set(named) <= long, (named, waits)
-    assert "waiting for data: long" in out and "; made so far: long 0.0M tokens" in out
+    assert "waiting for data: long" in out and "; made so far: long " in out
     assert "the trainer failed" not in out and "no progress" not in out
     # A busy machine has stragglers; a wait that was taken for work would be one of its length.
     stragglers = [step["straggler"] for step in stream.steps if step.get("straggler")]

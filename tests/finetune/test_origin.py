@@ -204,9 +204,9 @@ def test_a_run_of_ours_is_read_by_its_export(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("README.md", "# x\n\n| steps | 1,009 of 2,000 |\n", ", of step 1009,"),
+        ("README.md", "# x\n\n| steps | 1,009 of 2,000 |\n", " (step 1009)"),
         ("README.md", "by hand\n", ""),
-        ("finetuned.json", '{"step": 1012}', ", of step 1012,"),
+        ("finetuned.json", '{"step": 1012}', " (step 1012)"),
         ("finetuned.json", "{", ""),
     ],
 )
@@ -221,7 +221,7 @@ def test_an_export_that_the_run_has_left_behind_is_named(
     with caplog.at_level("INFO"):
         origin.bring(Config.of_preset(MODEL="mine", RUNS_DIR=str(tmp_path)))
     first, *others = [one.getMessage() for one in caplog.records]
-    assert first == f"MODEL=mine: {tmp_path}/mine/export{said} is what is read of it"
+    assert first == f"Loading MODEL=mine from {tmp_path}/mine/export{said}."
     assert others == (
         []
         if "1012" in said

@@ -498,7 +498,7 @@ def test_without_room_nothing_is_begun(
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=2**20))
     code, _, err = user()
-    assert code == 78 and "the disk has 1.0 MiB free" in err and "RUNS_DIR" in err
+    assert code == 78 and "the disk has 1.05 MB free" in err and "RUNS_DIR" in err
     assert files_of(runs / RUN) == {}
 
 

@@ -154,7 +154,9 @@ def test_told_to_stop_it_closes_its_files(
     assert [about["clock_max_mhz"] for about in found.about["gpus"]] == [1980, 1980]
     assert 0 < found.about["cpu_percent"] < 100 and found.about["hz"] <= 100
     assert "2 x Fake H100 80GB HBM3 (driver 999.99.fake), every 10 ms" in out
-    assert re.search(r"gpu_metrics_\d{8}_\d{6}\.csv: about \d+ MB an hour \(computed\)", out)
+    assert re.search(
+        r"gpu_metrics_\d{8}_\d{6}\.csv: about [0-9.]+ [MG]B per hour \(computed\)", out
+    )
 
 
 def test_samples_can_be_joined_to_the_record_of_a_run(

@@ -188,7 +188,7 @@ def test_what_is_typed_gives_what_was_said(load: Load, typed: Given) -> None:
     kept = {
         name: value
         for name, value in typed.items()
-        if name in ("CARDS", "MFU", "WAN_GBIT", "PRESET")
+        if name in ("CARDS", "MFU", "WAN_GBIT", "PRESET", "SITES")
     }
     again = found(
         load,

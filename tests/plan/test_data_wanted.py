@@ -60,8 +60,7 @@ def test_the_labs_mixture_before_anything_is_prepared(xlarge: Config) -> None:
     (said,) = findings(xlarge, [web, pdf, usmle])
     assert (said.name, said.level) == ("epochs", WARN)
     assert said.text.startswith(
-        "usmle is repeated 510.2 times: 1% of 100,000,071,680 tokens are 1,000,000,717, and it "
-        "has 1,960,000 (about"
+        "usmle is repeated 510.2 times: 1% of 100B tokens are 1B, and it has 1.96M (about"
     ) and said.text.endswith(", as its max_epochs allows")
 
 
@@ -192,9 +191,7 @@ def test_little_text_of_ones_own_suits_a_smaller_model(tmp_path: Path) -> None:
     assert found.there_tokens == pytest.approx(95_000)
     (said,) = findings(c, [found])
     assert said.level == WARN
-    assert said.text.startswith(
-        "novel is repeated 12.9 times: 1,224,704 tokens are wanted, and it has"
-    )
+    assert said.text.startswith("novel is repeated 12.9 times: 1.22M tokens are wanted, and it has")
     # Four passes of 95,000 tokens at 20 for each parameter.
     assert "For this much text a model of 19,000 parameters would be enough (20 tokens" in said.fix
     assert said.fix.endswith("this one has 3,344,448")

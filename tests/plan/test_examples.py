@@ -235,7 +235,7 @@ def test_glm_on_sixteen_by_hand() -> None:
     again = work + 2 * (12_802_326_528 + 44_264_448) + attention / 3
     rate = 0.42 * 16 * 989e12 / again
     assert f"{work / 1e9:.1f} GFLOP a token" in PAGE
-    assert f"{rate / 1000:.1f}k tokens/s, {262_144 / rate:.1f} s a step" in PAGE
+    assert f"{float(f'{rate:.3g}'):,.0f} tokens/s, {262_144 / rate:.1f} s a step" in PAGE
     assert (
         "HSDP, 8 a copy *               177 MB" in PAGE and f"{4 * 44_264_448 / 1e6:.0f}" == "177"
     )

@@ -83,18 +83,18 @@ def test_the_fleet_is_what_the_settings_say(changes: dict[str, object], expected
     [
         (
             "8xa100",
-            "a100 is not known, and nothing is guessed; did you mean a100-80gb-sxm or a100-80gb-pcie or "
-            "a100-40gb-sxm or a100-40gb-pcie? there are gb200, ",
+            "unknown GPU a100; did you mean a100-80gb-sxm or a100-80gb-pcie or "
+            "a100-40gb-sxm or a100-40gb-pcie? known are gb200, ",
         ),
         (
             "1xrtx-4090",
-            "rtx-4090 is not known, and nothing is guessed; did you mean rtx4090? there are ",
+            "unknown GPU rtx-4090; did you mean rtx4090? known are ",
         ),
         ("1xl40z", "did you mean l40? "),
-        ("2xmi300x", "mi300x is not known, and nothing is guessed; there are "),
+        ("2xmi300x", "unknown GPU mi300x; known are "),
         (
             "4xt4,4xrtx4O90,4xmi300x",
-            "rtx4O90 and mi300x are not known, and nothing is guessed; did you mean rtx4090? ",
+            "unknown GPU rtx4O90 and mi300x; did you mean rtx4090? ",
         ),
     ],
 )
@@ -249,8 +249,8 @@ def test_without_cards_it_is_about_this_machine(
 def test_an_unknown_card_here_is_asked_for(here: tuple[str, ...], example: str) -> None:
     (problem,) = refused(config(), here)
     assert problem.startswith(
-        f"CARDS: this machine's {here[-1]} is not known, and nothing is guessed: say which card "
-        f"comes nearest, for example CARDS={example}; there are gb200, b200, "
+        f"CARDS: this machine has an unknown GPU, {here[-1]}: name the nearest one, for example "
+        f"CARDS={example}; known are gb200, b200, "
     )
     number, key = example.split("x", 1)
     assert int(number) == len(here) and load_gpu_specs().get(key)

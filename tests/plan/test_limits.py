@@ -17,8 +17,8 @@ from plan.choices import choice, more_cards, shape, smaller_models
 from plan.fleet import Fleet, fleet_of
 from plan.hours import hours_of, pace_of
 from plan.measured import Probe, Step, shape_of
-from plan.number_formats import size
 from plan.storage import Place, checkpoint_bytes, disk, disk_of_checkpoints
+from record.number_formats import size
 from settings import ROOT
 from settings.config import Config
 from settings.finding import FAIL, WARN, Finding
@@ -424,7 +424,7 @@ def test_nothing_is_wrong_with_what_is_planned_well(load: Load) -> None:
 
 
 def test_amounts_are_said_as_in_the_rest_of_the_plan(load: Load) -> None:
-    """plan/number_formats.py has one form for each: 4:23 h as the table above it says, whole per cents, terabytes."""
+    """record/number_formats.py has one form for each: 4:23 h as the table above it says, whole per cents, terabytes."""
     hours = found(*load(D16, {"TARGET_HOURS": "0.001"}), "target-hours")
     assert hours and "it takes 4:23 h" in hours.text and "e+" not in hours.text
     c, fleet = load(D16, {"KEEP_LAST": "1000"})  # 1,001 checkpoints of 3.2 GB

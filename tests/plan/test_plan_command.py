@@ -116,9 +116,9 @@ def test_what_cannot_be_ends_with_64_and_what_would_do_unless_it_is_allowed(run)
     [
         (
             {"CARDS": "8xa100"},
-            "CARDS=8xa100: a100 is not known, and nothing is guessed; did you mean a100-80gb-sxm or ",
+            "CARDS=8xa100: unknown GPU a100; did you mean a100-80gb-sxm or ",
         ),
-        ({"CARDS": "3xfoo"}, "CARDS=3xfoo: foo is not known"),
+        ({"CARDS": "3xfoo"}, "CARDS=3xfoo: unknown GPU foo"),
         ({"MAKE_SETTINGS": "TARGET_HOUR", "TARGET_HOUR": "48"}, "TARGET_HOUR"),
         ({"MFU": "120"}, "MFU=120"),
         ({"SWEEP": "width"}, "SWEEP=width"),

@@ -138,7 +138,7 @@ def test_what_the_labs_eight_a100_take(planned: Any) -> None:
     """Figures of presets/xlarge-8xa100.env; 19,073.5 is a tenth of its steps; 205.93 h are 8 days, 13:55."""
     p = planned(PRESET="xlarge-8xa100", PRICE_GPU_HOUR="2", PRICE_KWH="0.25")
     assert paragraph(p, "model") == (
-        "1,336,248,320 parameters: embedding 103M (and head: one table), attention 403M, MLP 830M, norms 100k 9.22 "
+        "1,336,248,320 parameters: embedding 103M (and head: one table), attention 403M, MLP 830M, norms 100,352 9.22 "
         "GFLOP a token, 8.62 GFLOP where attention counts its causal half only"
     )
     assert paragraph(p, "run").startswith(
@@ -146,7 +146,7 @@ def test_what_the_labs_eight_a100_take(planned: Any) -> None:
         "compute-optimal 26.7B (20 a parameter) 9.22e20 FLOP; expected loss 2.34 "
     )
     assert paragraph(p, "speed") == (
-        "135k tokens/s, 3.9 s a step: 50% MFU of 2.5 PFLOP/s in bfloat16 (8 x 312 TFLOP/s; A100 Tensor Core GPU data "
+        "135,000 tokens/s, 3.9 s a step: 50% MFU of 2.5 PFLOP/s in bfloat16 (8 x 312 TFLOP/s; A100 Tensor Core GPU data "
         "sheet) MFU: presets/xlarge-8xa100.env states 50% for it"
     )
     # 1,647.4 x 2 and 658.98 x 0.25; evaluations: 190 and 20 of 4.19M tokens, 10.3 s each
@@ -175,7 +175,9 @@ def test_what_the_labs_eight_a100_take(planned: Any) -> None:
 def test_four_sites_are_told_with_and_without_their_waits(planned: Any) -> None:
     """64.2 s of waiting beside 3.88 s: 524,288 tokens in 68.1 s are 7,698 a second."""
     p = planned(PRESET="xlarge-8xa100", NODES="4", SITES="4")
-    assert paragraph(p, "speed").startswith("135k tokens/s, 3.9 s a step while computing: 50% MFU")
+    assert paragraph(p, "speed").startswith(
+        "135,000 tokens/s, 3.9 s a step while computing: 50% MFU"
+    )
     assert paragraph(p, "speed").endswith(
         "7,700 tokens/s with 64 s of waiting for the network in each step"
     )
@@ -336,7 +338,7 @@ def test_a_run_that_has_begun_says_from_where_it_goes_on(planned: Any) -> None:
     assert paragraph(p, "time").startswith("2:12 h more: training 2:10 h, evaluation up to 1.8 min")
     assert [row[0] for row in rows(p, "when", "GiB")[1:]] == ["next checkpoint", "100%"]
     assert brief(p, p.c).startswith(
-        "plan: 6,400 more steps of 524,288 tokens, about 2:12 h (429k tokens/s, "
+        "plan: 6,400 more steps of 524,288 tokens, about 2:12 h (429,000 tokens/s, "
     )
     (folder.checkpoints / "step_0006400").rename(folder.checkpoints / "step_0012800")
     through = planned(PRESET="d16-2xh100")
@@ -351,7 +353,7 @@ def test_brief_is_one_line(planned: Any) -> None:
     p = planned(PRESET="d16-2xh100")
     need = f"{p.chosen.need.total / 2**30:.1f} of 74.0 GiB of memory per GPU"
     assert brief(p, p.c) == (
-        "plan: 12,800 steps of 524,288 tokens, about 4:23 h (429k tokens/s, an MFU of 43.8%), "
+        "plan: 12,800 steps of 524,288 tokens, about 4:23 h (429,000 tokens/s, an MFU of 43.8%), "
         f"{need}"
     )
     unknown = planned(PRESET="d16-2xh100", CARDS="2xl40s")
@@ -413,14 +415,35 @@ def test_a_clock_names_the_year_where_it_is_another() -> None:
     assert clock("2027-01-01T00:01", NOW) == "Fri 01 Jan 2027 00:01"
 
 
+def test_a_table_that_a_terminal_has_no_room_for_goes_on_below(monkeypatch):
+    rows = [["model", "way", *(f"column {i}" for i in range(9))]]
+    rows.append(["a", "b", *map(str, range(9))])
+    assert len(table(rows, left=(0, 1))) == 2  # a file takes any width
+    monkeypatch.setattr("record.terminal.find_columns", lambda: 80)
+    lines = table(rows, left=(0, 1))
+    assert len(lines) == 4 and max(map(len, lines)) <= 80
+    assert [line.split()[:2] for line in lines] == [["model", "way"], ["a", "b"]] * 2
+    assert " ".join(lines[1::2]).split() == ["a", "b", *"0123456", "a", "b", "7", "8"]
+
+
+@pytest.mark.parametrize("columns", [80, 60, None])
+def test_a_plan_fits_the_terminal(planned, monkeypatch, columns):
+    monkeypatch.setattr("record.terminal.find_columns", lambda: columns)
+    lines = lines_of(planned(CARDS="8xa100-80gb-sxm", PRESET="d16-2xh100", NPROC="8"))
+    tables = ("ddp", "fsdp", "hsdp", "GiB a GPU")  # in a file as wide as they are
+    assert max(len(line) for line in lines if columns or not line.startswith(tables)) <= (
+        columns or 100
+    )
+
+
 @pytest.mark.parametrize(
     ("value", "said"),
     [
         (948.4, "948"),
         (7698.2, "7,700"),
         (9994, "9,990"),
-        (9996, "10k"),
-        (135_287, "135k"),
+        (9996, "10,000"),
+        (135_287, "135,000"),
         (1.2e6, "1.2M"),
         (3.21, "3.21"),
         (0.0214, "0.0214"),

@@ -102,7 +102,7 @@ def test_parameters_adapters_and_work_are_those_of_transformers_and_peft(number:
 
 def test_each_kind_has_a_case_and_another_is_not_guessed() -> None:
     assert {kind for kind, _ in LISTED} == set(KINDS) >= set(MIXTURES)
-    with pytest.raises(UnknownShape, match=r"model_type=gemma2 is not known here"):
+    with pytest.raises(UnknownShape, match=r"no memory model for model_type=gemma2"):
         shape_of({"model_type": "gemma2"})
     with pytest.raises(UnknownShape, match=r"config\.json says hidden_size=None"):
         shape_of({"model_type": "llama"})

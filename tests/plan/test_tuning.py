@@ -222,7 +222,7 @@ def test_settings_of_which_no_plan_can_be_made(settings: dict[str, str], words: 
 
 def test_another_kind_is_not_guessed(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"model_type": "gemma2"}))
-    with pytest.raises(SettingsError, match="model_type=gemma2 is not known here"):
+    with pytest.raises(SettingsError, match="no memory model for model_type=gemma2"):
         planned(PRESET="finetune", MODEL=str(tmp_path))
     (tmp_path / "config.json").write_text("<html>")
     with pytest.raises(SettingsError, match="cannot be read"):

@@ -69,6 +69,77 @@ def test_a_setting_is_refused_if_what_it_needs_is_not_set(root):
     assert resolve_typed(root, "finetune", LORA_ALPHA="5", LORA_RANK="2").config.lora_alpha == 5
 
 
+@pytest.mark.parametrize(
+    ("target", "settings", "need"),
+    [
+        ("train", {"SITES": "3"}, "without SYNC=diloco"),
+        ("train-8xa100", {"SITES": "4", "NODES": "4"}, "without SYNC=diloco"),
+        ("pipeline", {"SITES": "2", "NODES": "2"}, "without SYNC=diloco"),
+        ("train", {"MASTER_ADDR": "10.0.0.5"}, "with NODES=1"),
+        ("train", {"LAN_GBIT": "100"}, "with NODES=1"),
+        ("train", {"WAN_GBIT": "10"}, "with SITES=1"),
+        ("train", {"SAVE_MINUTES": "5", "SAVE_EVERY": "0"}, "with SAVE_EVERY=0"),
+        ("finetune", {"KEEP_LAST": "5", "SAVE_EVERY": "0"}, "with SAVE_EVERY=0"),
+        ("train", {"KEEP_BEST": "1", "EVAL_EVERY": "0"}, "with EVAL_EVERY=0"),
+        ("train", {"DATA_CACHE_GB": "5", "DATA_STREAM": "0"}, "with DATA_STREAM=0"),
+        ("train", {"EVAL_EXAMPLES": "20"}, "with CORE_EVERY=0"),
+        ("train", {"CORE_BUNDLE": "none"}, "with CORE_EVERY=0"),
+        ("sample", {"SAMPLE_TOP_K": "3", "SAMPLE_TEMPERATURE": "0"}, "with SAMPLE_TEMPERATURE=0"),
+        ("train", {"WANDB_ENTITY": "lab", "WANDB_MODE": "disabled"}, "with WANDB_MODE=disabled"),
+        ("finetune", {"LORA_DROPOUT": "0.1"}, "with LORA_RANK=0"),
+    ],
+    ids=str,
+)
+def test_a_setting_without_effect_is_refused_with_what_it_needs(root, target, settings, need):
+    name = next(iter(settings))
+    (problem,) = resolve_typed(root, target, **settings).problems
+    assert problem == f"{name} (command line): Has no effect {need}."
+    environ = {"MAKE_TARGET": target, "PRESET": "tiny", **settings}
+    resolved = resolve(environ, root)
+    assert resolved.problems == []
+    assert f"Not used here: {name} (environment)" in resolved.warnings[-1]
+    assert resolved.config.values()[name] == SETTINGS[name].default
+
+
+@pytest.mark.parametrize(
+    ("target", "settings"),
+    [
+        ("plan", {"SITES": "4", "NODES": "4", "WAN_GBIT": "10"}),  # plans DDP across sites
+        ("plan", {"LAN_GBIT": "100"}),  # and for more nodes
+        ("net-probe", {"SITES": "4", "NODES": "4", "MASTER_ADDR": "10.0.0.5"}),
+        ("eval", {"EVAL_EXAMPLES": "20", "CORE_BUNDLE": "none"}),
+        ("train", {"EVAL_EXAMPLES": "20", "CORE_EVERY": "100"}),
+        ("train", {"KEEP_LAST": "5", "SAVE_EVERY": "100"}),
+        ("train", {"SITES": "2", "NODES": "2", "SYNC": "diloco", "WAN_GBIT": "10"}),
+    ],
+    ids=str,
+)
+def test_what_has_an_effect_is_accepted(root, target, settings):
+    assert resolve_typed(root, target, **settings).problems == []
+
+
+FOLDER = {"SYNC": "diloco", "SITES": "2", "NODES": "2", "NODE_RANK": "1"}
+
+
+@pytest.mark.parametrize("target", ["plots", "chat", "energy", "status", "stop", "export"])
+def test_what_only_finds_a_run_is_no_use_of_a_setting(root, target):
+    problems = resolve_typed(root, target, **FOLDER).problems
+    assert len(problems) == len(FOLDER)
+    assert all("in the environment or in .env" in problem for problem in problems)
+    folder = resolve({"MAKE_TARGET": target, **FOLDER}, root).config.run_folder
+    assert folder == "runs/tiny/site_1"
+    (root / ".env").write_text("\n".join(f"{name}={text}" for name, text in FOLDER.items()))
+    assert resolve({"MAKE_TARGET": target}, root).config.run_folder == folder
+
+
+def test_logs_are_of_the_node_that_is_named(root):
+    assert resolve_typed(root, "logs", NODE_RANK="2").problems == []
+    for name in ("SITES", "NODES"):
+        assert not SETTINGS[name].used_by & {"plots", "chat", "energy", "compare", "runs", "logs"}
+    for target in ("compare", "runs"):
+        assert resolve_typed(root, target, RUN_NAME="a").problems
+
+
 def test_a_preview_takes_what_the_previewed_target_takes(root):
     assert not resolve_typed(root, "plan", MODEL="gpt2", LORA_RANK="8").problems
     (problem,) = resolve_typed(root, "plan", MODEL="gpt2", N_LAYER="8").problems

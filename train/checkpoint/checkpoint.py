@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from record import number_formats
 from record.durable import flush_file, flush_folder, write_whole
 from train.checkpoint.find import folder_of, set_aside
 from train.checkpoint.manifest import (
@@ -135,8 +136,8 @@ def write(
             shutil.rmtree(temporary, ignore_errors=True)
         advice = ""
         if os.strerror(errno.ENOSPC) in str(error):
-            free = shutil.disk_usage(root.parent).free / 1e6
-            advice = f". The disk has {free:,.1f} MB free: make room, or keep fewer with KEEP_LAST"
+            free = number_formats.size(shutil.disk_usage(root.parent).free)
+            advice = f". The disk has {free} free: make room, or keep fewer with KEEP_LAST"
         raise CheckpointError(f"{error}{advice}") from None
     return sum(size for size, _ in files.values())
 
@@ -214,8 +215,8 @@ def check_space(root: Path, need: int) -> None:
     free = shutil.disk_usage(root.parent).free
     if free < need:
         raise CheckpointError(
-            f"{root}: a checkpoint takes {need / 1e6:,.1f} MB and the disk has {free / 1e6:,.1f} MB "
-            "free; make room, keep fewer with KEEP_LAST, or put RUNS_DIR on another disk"
+            f"{root}: a checkpoint takes {number_formats.size(need)} and the disk has "
+            f"{number_formats.size(free)} free; make room, keep fewer with KEEP_LAST, or put RUNS_DIR on another disk"
         )
 
 

@@ -12,6 +12,7 @@ import math
 from pathlib import Path
 from typing import NamedTuple
 
+from record import number_formats
 from settings import ROOT
 from settings.config import Config
 from settings.resolve import show_path
@@ -131,19 +132,19 @@ class Repetition(NamedTuple):
     remedy: str
 
 
-def find_repetition(c: Config, name: str, tokens: float, has: str) -> Repetition | None:
-    """Judge how often a run repeats a source with that many tokens; None if not often. has: the number, in words."""
+def find_repetition(c: Config, name: str, tokens: float, has: str = "") -> Repetition | None:
+    """Judge how often a run repeats a source with that many tokens; None if not often. has: what else to say of it."""
     source = source_of(c, name)
     limit = MAX_EPOCHS if source.max_epochs is None else source.max_epochs
     wanted = wanted_tokens(c, name)
     epochs = wanted / max(1, tokens)
     if epochs <= min(MANY_EPOCHS, limit):
         return None
-    how = f"{round(wanted):,} tokens are wanted"
+    how = f"{number_formats.count(wanted)} tokens are wanted"
     if len(c.mixture) > 1:
-        every = f"{c.last_step * c.batch_tokens:,}"
-        how = f"{100 * share_of(c, name):.3g}% of {every} tokens are {round(wanted):,}"
-    text = f"{name} is repeated {epochs:,.1f} times: {how}, and it has {has}"
+        every = number_formats.count(c.last_step * c.batch_tokens)
+        how = f"{100 * share_of(c, name):.3g}% of {every} tokens are {number_formats.count(wanted)}"
+    text = f"{name} is repeated {epochs:,.1f} times: {how}, and it has {number_formats.count(tokens)}{has}"
     meaning = f"; beyond {MANY_EPOCHS} times it is worth less than new text"
     if source.max_epochs is not None and not source.place and epochs <= limit:
         meaning = ", as its max_epochs allows"

@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from record import number_formats
 from record.durable import make_printable
 from record.locks import take_lock
 from settings import SettingsError
@@ -225,7 +226,7 @@ def open_sources(
         source = source_of(c, name)
         if shards.ended and not is_enough(c, source, shards.manifest.end, tokens):
             raise DataError(
-                f"{folder}: holds {tokens} training tokens and {token_limit(c, source)} are asked for; "
+                f"{folder}: holds {tokens:,} training tokens and {token_limit(c, source):,} are asked for; "
                 "run: make data"
             )
         opened[name] = shards
@@ -259,11 +260,6 @@ def check_tokenizer(c: Config, v: Vocabulary) -> None:
         )
 
 
-def write_count(tokens: int) -> str:
-    """Return 2.66M, or 61,000 below a million."""
-    return f"{tokens / 1e6:.2f}M" if tokens >= 10**6 else f"{tokens:,}"
-
-
 def planned_epochs(c: Config, shards: ShardSet, name: str) -> float:
     """How often the run will see each window of a source that has ended."""
     windows = sum(shards.windows("train", c.seq_len))
@@ -280,7 +276,7 @@ def refuse_repetition(c: Config, sources: dict[str, ShardSet], begun: bool = Fal
         if not shards.ended:
             continue
         tokens = sum(shards.windows("train", c.seq_len)) * c.seq_len
-        found = find_repetition(c, name, tokens, f"{tokens:,}")
+        found = find_repetition(c, name, tokens)
         if found and found.remedy and not begun:
             problems.append(f"{found.text}. {found.remedy}")
         elif found:
@@ -327,13 +323,13 @@ def make_source(c: Config, name: str, v: Vocabulary) -> None:
     counts = sorted(maker.manifest.dropped.items())
     dropped = ", ".join(f"{count} {reason}" for reason, count in counts)
     log.info(
-        "source %s: %d documents, %.2fM training tokens; rows dropped: %s; %.1f s, %.2fM tokens/s",
+        "source %s: %d documents, %s training tokens; rows dropped: %s; %.1f s, %s",
         name,
         sum(seal.documents for seal in maker.manifest.seals),
-        maker.tokens() / 1e6,
+        number_formats.count(maker.tokens()),
         dropped or "none",
         seconds,
-        made / seconds / 1e6,
+        number_formats.rate(made / seconds),
     )
     for example in maker.manifest.dropped_examples:
         file = make_printable(example["file"])
@@ -413,8 +409,8 @@ def prepare(c: Config, whole: bool = False) -> None:
     for name, shards in sources.items():
         tokens = (
             f"data: {name} {shards.manifest.revision[:12]}, "
-            f"{write_count(shards.total('train', 'tokens'))} tokens to train on, "
-            f"{write_count(shards.total('validation', 'tokens'))} held out"
+            f"{number_formats.count(shards.total('train', 'tokens'))} tokens to train on, "
+            f"{number_formats.count(shards.total('validation', 'tokens'))} held out"
         )
         log.info("%s, in %s", tokens, shards.folder, extra=for_terminals(tokens))
     refuse_repetition(c, sources)

@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Sequence
 
+from record import number_formats
 from record.metrics import duration
 from train.data.sources.rows import Cursor
 
@@ -47,9 +48,9 @@ class Progress:
         self.logged_s = now
         seconds = now - self.began_s
         share = self.share(tokens)
-        of_limit = "" if math.isinf(self.limit) else f" of {self.limit / 1e6:,.1f}"
-        rate = (tokens - self.before) / seconds / 1e6
-        line = f"{tokens / 1e6:,.1f}{of_limit}M tokens, {rate:.2f}M tokens/s"
+        of_limit = "" if math.isinf(self.limit) else f" of {number_formats.count(self.limit)}"
+        rate = number_formats.rate((tokens - self.before) / seconds)
+        line = f"{number_formats.count(tokens)}{of_limit} tokens, {rate}"
         done = share - self.share_before
         if done > 0.001:
             line += f", {duration(seconds / done * (1 - share))} left"

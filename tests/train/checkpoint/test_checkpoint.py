@@ -119,7 +119,7 @@ def test_a_committed_step_is_written_again_only_for_its_evaluation(tiny, tmp_pat
 def test_a_disk_without_room_is_named_before_anything_is_written(tiny, tmp_path, monkeypatch):
     usage = SimpleNamespace(free=1000)
     monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda _: usage)
-    words = r"takes 0\.[0-9] MB and the disk has 0\.0 MB free.*KEEP_LAST.*RUNS_DIR"
+    words = r"takes [0-9.]+ [kM]B and the disk has \S+ kB free.*KEEP_LAST.*RUNS_DIR"
     with pytest.raises(CheckpointError, match=words):
         write(tmp_path, 2, tiny)
     assert not list(tmp_path.iterdir())

@@ -15,13 +15,13 @@ from train.data.sources.rows import Cursor
 @pytest.mark.parametrize(
     ("limit", "files", "places", "line"),
     [
-        (40e6, [10**9], [(0, 0, 9), (10**7, 0, 9)], "10.0 of 40.0M tokens, 1.00M tokens/s, 0:30"),
+        (40e6, [10**9], [(0, 0, 9), (10**7, 0, 9)], "10M of 40M tokens, 1M tokens/s, 0:30"),
         # What was made before counts for the share and not for the speed.
-        (40e6, [10**9], [(3e7, 0, 9), (3.5e7, 0, 9)], "35.0 of 40.0M tokens, 0.50M tokens/s, 0:10"),
+        (40e6, [10**9], [(3e7, 0, 9), (3.5e7, 0, 9)], "35M of 40M tokens, 500,000 tokens/s, 0:10"),
         # Without a limit the bytes of the files count: 200 of 400.
-        (math.inf, [100, 300], [(0, 0, 0), (10**6, 1, 100)], "1.0M tokens, 0.10M tokens/s, 0:10"),
+        (math.inf, [100, 300], [(0, 0, 0), (10**6, 1, 100)], "1M tokens, 100,000 tokens/s, 0:10"),
         # More text than the file has bytes.
-        (math.inf, [100, 300], [(0, 0, 0), (10**6, 1, 999)], "1.0M tokens, 0.10M tokens/s, 0:00"),
+        (math.inf, [100, 300], [(0, 0, 0), (10**6, 1, 999)], "1M tokens, 100,000 tokens/s, 0:00"),
     ],
 )
 def test_a_line_every_ten_seconds_says_how_far_it_is_how_fast_and_what_is_left(

@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
+from record import number_formats
 from record.run_paths import RunPaths
 from settings import ROOT
 from settings.config import Config
@@ -186,7 +187,10 @@ class Feed:
 
     def progress(self) -> str:
         """Return how far the producer has come, as the end of a message."""
-        made = [f"{name} {count / 1e6:.1f}M tokens" for name, count in sorted(self.tokens.items())]
+        made = [
+            f"{name} {number_formats.count(count)} tokens"
+            for name, count in sorted(self.tokens.items())
+        ]
         return f"; made so far: {', '.join(made)}" if made else ""
 
     def make_room(

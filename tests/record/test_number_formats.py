@@ -1,10 +1,10 @@
-"""plan/number_formats.py: three digits and a unit, at every place where one unit gives way to the next."""
+"""record/number_formats.py: three digits and a unit, at every place where one unit gives way to the next."""
 
 import math
 
 import pytest
 
-from plan.number_formats import (
+from record.number_formats import (
     GIB,
     MIB,
     binary,
@@ -26,9 +26,9 @@ from plan.number_formats import (
         (0, "0"),
         (64, "64"),
         (999, "999"),
-        (999.6, "1k"),
-        (51_200, "51.2k"),
-        (999_400, "999k"),
+        (999.6, "1,000"),
+        (51_200, "51,200"),
+        (999_400, "999,400"),
         (999_600, "1M"),
         (412e6, "412M"),
         (1_336_248_320, "1.34B"),

@@ -1,7 +1,7 @@
-"""Numbers as a reader of a plan wants them: three digits and a unit."""
+"""Numbers as a reader wants them: three digits and a unit. Tokens, sizes and rates have one form everywhere."""
 
 GIB, MIB = 2.0**30, 2.0**20
-COUNTED = (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3))
+COUNTED = (("T", 1e12), ("B", 1e9), ("M", 1e6))  # as settings take them
 SI = ((" E", 1e18), (" P", 1e15), (" T", 1e12), (" G", 1e9), (" M", 1e6), (" k", 1e3))
 SIZES = ((" TB", 1e12), (" GB", 1e9), (" MB", 1e6))  # decimal, as disks and networks are sold
 ROUNDED = 0.9995  # of a unit: what three digits make a whole one of
@@ -16,8 +16,14 @@ def scaled(value: float, units: tuple[tuple[str, float], ...]) -> str | None:
 
 
 def count(value: float) -> str:
-    """'1.34B', '412M', '51.2k', '64'"""
-    return scaled(value, COUNTED) or f"{value:.0f}"
+    """Of tokens or parameters: '1.34B', '412M'; below a million all digits: '51,200', '64'"""
+    return scaled(value, COUNTED) or f"{value:,.0f}"
+
+
+def rate(tokens_per_s: float) -> str:
+    """'1.2M tokens/s', '429,000 tokens/s': three digits"""
+    said = float(f"{tokens_per_s:.3g}")
+    return f"{count(said) if said >= 100 else number(said)} tokens/s"
 
 
 def si(value: float) -> str:
