@@ -88,7 +88,10 @@ def serve(config: Config) -> tuple[Any, Any]:
             ]
         ) from None
     log.info(
-        "lighthouse on port %d, registry on port %d, MIN_SITES=%d", port, port + 1, config.min_sites
+        "lighthouse on port %d, registry on port %d, MIN_SITES=%d; it serves until you press Ctrl-C",
+        port,
+        port + 1,
+        config.min_sites,
     )
     if secret := run_secret.describe_file(config, sys.stdout.isatty()):
         log.info("%s", secret)
