@@ -178,6 +178,7 @@ def trained(shape: Shape, folder: Path, step_s: float) -> dict[str, Any]:
             "env",
             *NO_TARGET,
             *(f"{name}={value}" for name, value in told.items()),
+            "bash",
             "scripts/launch.sh",
         ],
         cwd=ROOT,

@@ -8,6 +8,7 @@ import re
 import sys
 from pathlib import Path
 
+from record.provenance import commit, explain_missing_commit
 from settings import ROOT
 from settings.finding import FAIL, PASS, WARN, Finding
 from settings.resolve import show_path
@@ -142,6 +143,16 @@ def torch(build: Build, pinned: str) -> Finding:
             "torch", WARN, f"torch {build.version}, {for_cuda}; tested is {pinned}", "make setup"
         )
     return Finding("torch", PASS, f"torch {build.version}, the pinned version, {for_cuda}")
+
+
+def code() -> Finding:
+    """Whether a run can record which code it is trained with."""
+    found = commit()
+    if not found["git"]:
+        why = explain_missing_commit()
+        return Finding("commit", WARN, f"The run will not record the commit of its code: {why}")
+    changed = " and changes that are not committed" if found["git_dirty"] else ""
+    return Finding("commit", PASS, f"commit {found['git'][:12]}{changed}")
 
 
 def listed(names: tuple[str, ...] | list[str], most: int = 4) -> str:

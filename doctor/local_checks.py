@@ -38,6 +38,7 @@ def findings(c: Config) -> list[Finding]:
         installed.python(environment),
         (build.version and kernels.loaded(torch))
         or installed.torch(build, installed.pinned_torch()),
+        installed.code(),
         *gpus.gpus(c, seen),
         *kernels.stronger(gpus.driver(c, seen, build), kernels.seen_alike(c, seen, torch)),
         gpus.bf16(c, seen, read_cpu_flags()),

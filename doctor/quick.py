@@ -26,6 +26,7 @@ def quick(c: Config) -> list[Finding]:
         machine.open_files(machine.files_limit(), machine.files_needed(c, processes, on_gpus)),
         *disk.rights(folders),
         *disk.room(disk.places(c, folders)),
+        installed.code(),
         *site_checks.findings(c, ask=False),
     )
 

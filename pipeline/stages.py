@@ -29,7 +29,7 @@ PYTHON, PROMPT = "PYTHON", "PROMPT="  # in a command: the interpreter; what a sa
 TRAIN = (PYTHON, "-m", "scripts.train")
 TUNE = (PYTHON, "-m", "scripts.train", "finetune")
 EVAL = (PYTHON, "-m", "train.launcher", "finetune.evaluate")
-CHAT_EVAL = ("scripts/launch.sh", "finetune.chat_eval")  # asks the base too, unlike `make eval`
+CHAT_EVAL = ("bash", "scripts/launch.sh", "finetune.chat_eval")  # asks the base too
 EXPORT, CHAT = (PYTHON, "-m", "export"), (PYTHON, "-m", "train.generate.sample", "chat")
 CHAT_STAGES = ("base", "mid", "sft")
 LONGEST_NAME = 63 - len("-pipeline")

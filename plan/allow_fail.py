@@ -10,6 +10,7 @@ CHECK_NAMES = (
     "bf16",
     "clock",
     "cluster",
+    "commit",
     "compiler",
     "context",
     "disk",

@@ -103,9 +103,12 @@ def of_cards(c: Config) -> Fleet:
         counts[key] = counts.get(key, 0) + int(number)
     processes, problems = sum(counts.values()), []
     if unknown := [key for key in counts if key not in load_gpu_specs()]:
+        nearest = [guess for key in unknown for guess in meant(key)]
+        question = f"did you mean {' or '.join(dict.fromkeys(nearest))}? " if nearest else ""
+        others = [key for key in keys() if key not in nearest]
         problems.append(
-            f"CARDS={c.cards}: unknown GPU {' and '.join(unknown)}; {''.join(map(meant, unknown))}known are "
-            f"{', '.join(keys())}; add another to hardware/gpus.toml"
+            f"CARDS={c.cards}: unknown GPU {' and '.join(unknown)}; {question}known are "
+            f"{', '.join(others)}; add another to hardware/gpus.toml"
         )
     if processes % c.nodes:
         problems.append(
@@ -174,12 +177,10 @@ def keys() -> list[str]:
     return list(load_gpu_specs())
 
 
-def meant(key: str) -> str:
-    """A question: which cards begin so, as with a100, or which one is spelt alike; "" if none does."""
-    alike = [known for known in keys() if known.startswith(key)] or [
-        guess for guess in [find_nearest(key, keys())] if guess
-    ]
-    return f"did you mean {' or '.join(alike)}? " if alike else ""
+def meant(key: str) -> list[str]:
+    """Which cards begin so, as with a100, or else which one is spelt alike."""
+    alike = [known for known in keys() if known.startswith(key)]
+    return alike or [guess for guess in [find_nearest(key, keys())] if guess]
 
 
 def akin(name: str) -> str:

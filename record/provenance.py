@@ -5,14 +5,18 @@ import contextlib
 import importlib.metadata
 import platform
 import re
+import shlex
 import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
 from settings import ROOT
+from settings.resolve import build_environment
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
+# Variables that name another repository, as they are set while a hook of one runs.
+OTHER_REPOSITORY = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"}
 
 
 def provenance(host: str, world_size: int, device: str, threads: int) -> dict[str, Any]:
@@ -61,8 +65,34 @@ def commit() -> dict[str, Any]:
 def git(*arguments: str) -> str:
     """What git says; nothing where there is no git, or no history, as in an image."""
     try:
-        return subprocess.run(
-            ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False, timeout=20
-        ).stdout.strip()
+        return run_git(*arguments, timeout=20).stdout.strip()
     except (OSError, subprocess.TimeoutExpired):
         return ""
+
+
+def run_git(*arguments: str, timeout: float | None = None) -> subprocess.CompletedProcess[str]:
+    """Run git on this repository, and on no other that the environment names or that lies around it."""
+    around = {"GIT_CEILING_DIRECTORIES": str(ROOT.parent)}
+    return subprocess.run(
+        ["git", *arguments],
+        cwd=ROOT,
+        env=build_environment(around, without=OTHER_REPOSITORY),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=timeout,
+    )
+
+
+def explain_missing_commit() -> str:
+    """Say why git names no commit of this code, and what to do."""
+    try:
+        said = run_git("rev-parse", "--verify", "HEAD", timeout=20).stderr
+    except FileNotFoundError:
+        return "git is not installed. Install it"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"git failed: {error}"
+    if "safe.directory" in said:
+        command = f"git config --global --add safe.directory {shlex.quote(str(ROOT))}"
+        return f"git does not read a checkout that another user owns. Run `{command}`"
+    return f"git says: {said.partition(chr(10))[0]}. Use a git clone"

@@ -14,7 +14,7 @@
 #   makes: bench/results/bench_DATE_TIME.json, one of each part but tests
 #   exits: 78 without a GPU; the first part that fails ends it
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+CDPATH="" cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/test_lib.sh
 
 MACHINE=(tests/gpu/test_planned.py tests/gpu/test_probe.py tests/gpu/test_sampler.py)

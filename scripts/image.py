@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 
 from record.exit_codes import BAD_DATA, BAD_SETTING
+from record.provenance import explain_missing_commit, run_git
 from settings import ROOT, SettingsError
 from settings.checks import PRETRAINING
 from settings.config import Config
@@ -60,7 +61,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def git(*words: str) -> str:
-    return run("git", *words).stdout.rstrip("\n")
+    return run_git(*words).stdout.rstrip("\n")
 
 
 class Source:
@@ -72,18 +73,9 @@ class Source:
     """
 
     def __init__(self) -> None:
-        if shutil.which("git") is None:
-            raise Refused(BAD_DATA, "git is not installed, and an image names its commit.")
-        head = run("git", "rev-parse", "--verify", "HEAD")
-        if head.returncode:
-            reason = head.stderr.split("\n")[0]
-            raise Refused(
-                BAD_DATA, f"There is no commit to build from ({reason}): use a git clone."
-            )
-        if git("rev-parse", "--show-prefix"):
-            other = git("rev-parse", "--show-toplevel")
-            raise Refused(BAD_DATA, f"This folder is part of another repository, {other}.")
-        self.commit = head.stdout.strip()
+        if shutil.which("git") is None or run_git("rev-parse", "--verify", "HEAD").returncode:
+            raise Refused(BAD_DATA, f"An image names its commit. {explain_missing_commit()}.")
+        self.commit = git("rev-parse", "HEAD")
         self.committed = int(git("log", "-1", "--format=%ct"))
         self.changed = git("status", "--porcelain", "--untracked-files=normal").splitlines()
         ignore = (ROOT / ".dockerignore").read_text().splitlines()

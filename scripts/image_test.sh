@@ -8,7 +8,7 @@
 #          TMPDIR/pure-transformer-base); pip's configuration, for the build only
 #   exits: 78 not root or something is not installed, 143 told to stop, 1 a check failed
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+CDPATH="" cd "$(dirname "${BASH_SOURCE[0]}")/.."
 PY=${VENV:-$PWD/.venv}/bin/python
 
 SUITE=bookworm # as the default base has it
@@ -92,7 +92,7 @@ main() {
   work=$(mktemp -d "${TMPDIR:-/tmp}/pure-transformer-test.XXXXXXXX")
   trap 'rm -rf "$work"' EXIT
   trap 'kill -KILL "$child"; wait "$child" 2>/dev/null || true; exit 143' TERM INT HUP
-  setpriv --pdeathsig KILL unshare --mount --pid --ipc --fork --kill-child --mount-proc "$0" inside "$work" &
+  setpriv --pdeathsig KILL unshare --mount --pid --ipc --fork --kill-child --mount-proc bash scripts/image_test.sh inside "$work" &
   child=$!
   wait "$child" || code=$?
   ((code)) || echo "image-test: passed in $SECONDS s"

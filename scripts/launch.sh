@@ -3,5 +3,5 @@
 #
 #   usage: scripts/launch.sh [MODULE]      (MODULE runs instead of the trainer, train.main)
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+CDPATH="" cd "$(dirname "${BASH_SOURCE[0]}")/.."
 exec "${VENV:-.venv}/bin/python" -m train.launcher "$@"

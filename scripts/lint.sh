@@ -4,7 +4,7 @@
 #
 #   usage: scripts/lint.sh
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+CDPATH="" cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 PATH=${VENV:-$PWD/.venv}/bin:$PATH
 ruff check .
@@ -17,6 +17,6 @@ if command -v hadolint >/dev/null; then
 else
   echo "lint: docker/Dockerfile was not checked: hadolint has no wheel for this machine ($(uname -sm))"
 fi
-yamllint --strict k8s
+yamllint --strict --config-file k8s/.yamllint k8s
 python -m scripts.scan_secrets
 echo "lint: no complaint"

@@ -5,7 +5,7 @@
 #   reads: [project] and its extras in pyproject.toml, VENV; uv's own variables say which index to ask
 #   makes: requirements/base.txt, torch.txt, finetune.txt, trackers.txt and dev.txt; each but torch.txt holds all of base.txt
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+CDPATH="" cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 VENV=${VENV:-.venv}
 

@@ -8,7 +8,8 @@
 # An environment that pip install -e . or uv sync made is used as it is.
 # Prints nothing if nothing is missing. Exit codes: 64 usage, 78 nothing to build on, 1 an install failed.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+CDPATH="" cd "$(dirname "${BASH_SOURCE[0]}")/.."
+shopt -s lastpipe 2> /dev/null || true  # SAID outlives its loop; bash of macOS cannot do so, and gives less advice
 export VENV=${VENV:-.venv}
 BASE=(requirements/base.txt requirements/torch.txt)
 
@@ -18,9 +19,39 @@ break_off() {  # the next setup repairs an environment that was complete before,
   [[ -z ${update:-} ]] || echo "unfinished none" > "$VENV/.ready"
   die "$@"
 }
-failed() {
-  break_off 1 "$1 failed, see above. Check network and proxy (HTTPS_PROXY) and try again;" \
-    "TORCH_BACKEND=cpu takes a small torch"
+
+# ignore_other_environments: what is set for other environments must not decide what is installed in this one. Of the
+# settings of pip and uv those remain that say where packages come from, and how to reach it.
+ignore_other_environments() {
+  local name
+  for name in "${!PYTHON@}" "${!PIP_@}" "${!UV_@}"; do
+    case $name in
+      PYTHON | PYTHONDONTWRITEBYTECODE | PYTHONPYCACHEPREFIX) ;;
+      *INDEX* | *_LINK* | *CERT* | *TLS* | *HOST* | *PROXY* | *CACHE* | *TIMEOUT* | *RETRIES | *KEYRING* | \
+        *CONFIG_FILE | *OFFLINE | PIP_USE_* | UV_CUDA_DRIVER_VERSION) ;;
+      *) unset "$name" ;;
+    esac
+  done
+  unset GREP_OPTIONS
+  export PIP_USER=0 PIP_DRY_RUN=0 PIP_REQUIRE_HASHES=0  # these are stronger than pip.conf
+}
+
+said() { [[ $SAID =~ $1 ]]; }
+failed() {  # WHAT: what to do follows from what pip or uv printed, in $SAID
+  local advice="Read the last lines above, then run the same command again"
+  if said "No space left|Disk quota exceeded"; then
+    advice="There is no space left. Free some, set VENV and TMPDIR to folders on another disk, or take a small torch:"
+    advice+=" TORCH_BACKEND=cpu"
+  elif said "DO NOT MATCH THE HASHES"; then
+    advice="A download differs from what requirements/ pins: run again with PIP_NO_CACHE_DIR=1, or ask who runs the index"
+  elif said "Permission denied|Operation not permitted|Read-only file system|failed to map segment"; then
+    advice="Set VENV to a folder on a disk where you may write files and execute them"
+  elif said "Retrying|[Tt]imed out|[Cc]onnect|resolv|SSLError|ProxyError|dns error|error sending request"; then
+    advice="The package index could not be reached. Check network and proxy (HTTPS_PROXY), then run the same command again"
+  elif said "No matching distribution|no matching distribution|No solution found|not found in the package"; then
+    advice="The package index has no such version for this Python and machine. See which index is asked: pip config list"
+  fi
+  break_off 1 "$1 failed, see above. $advice"
 }
 digest() { cat "$@" | { sha256sum 2> /dev/null || shasum -a 256; } | cut -d ' ' -f 1; }
 
@@ -62,21 +93,41 @@ choose_python() {
     "apt-get install python3 python3-venv; macOS: brew install python@3.13), or set PYTHON to the path of one"
 }
 
+real_path() { "$python" -c 'import os, sys; print(os.path.realpath(sys.argv[1]))' "$1" 2> /dev/null || echo "$1"; }
+
+refuse_venv() {  # this user may not write to $VENV
+  local way_out="set VENV to a folder that you may write to, or to an environment that is complete"
+  if [[ -d $VENV && ! -x $VENV || -L $VENV/bin/python && ! -x $VENV/bin/python ]]; then
+    die 78 "$VENV was made by another user, and $(id -un) may not start its Python, $(real_path "$VENV/bin/python")." \
+      "Its owner can make it again with one that all users may start: rm -r $VENV && PYTHON=/usr/bin/python3 make setup." \
+      "Or $way_out"
+  fi
+  die 78 "cannot write to $VENV: $way_out"
+}
+
 take_lock() {  # until this process and all it started are gone; by Python, since macOS has no flock command
   [[ -e $VENV/.setup.lock || -z $(ls -A "$VENV" 2> /dev/null) ]] ||
     die 78 "$VENV was not made by this script and is left as it is: remove it, or set VENV to another folder"
-  { mkdir -p "$VENV" && : >> "$VENV/.setup.lock"; } 2> /dev/null ||
-    die 78 "cannot write to $VENV: set VENV to a folder that you may write to, or to an environment that is complete"
+  { mkdir -p "$VENV" && : >> "$VENV/.setup.lock"; } 2> /dev/null || refuse_venv
   exec 9>> "$VENV/.setup.lock"
+  "$python" -c 'import os, sys; sys.exit(bool(os.statvfs(sys.argv[1]).f_flag & getattr(os, "ST_NOEXEC", 0)))' "$VENV" ||
+    die 78 "$VENV is on a disk where no file may be executed (mounted noexec): set VENV to a folder on another disk"
   "$python" -c 'import fcntl; fcntl.flock(9, fcntl.LOCK_EX | fcntl.LOCK_NB)' 2> /dev/null && return
   say "waiting for another setup of $VENV to end"
   "$python" -c 'import fcntl; fcntl.flock(9, fcntl.LOCK_EX)'
 }
 
-pip_install() {  # what a lock file pins; the filter is for pip's remarks on folders in its configuration
+pip_install() {  # what a lock file pins; without pip's remarks on folders in its configuration
+  local line
   say "installing $1 in $VENV"
+  SAID=""
   "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile --only-binary :all: \
-    --require-hashes --no-deps -r "$1" 2>&1 | { grep -v 'is ignored: it is neither' >&2 || true; } || failed pip
+    --require-hashes --no-deps -r "$1" 2>&1 |
+    while IFS= read -r line; do
+      [[ $line != *"is ignored: it is neither"* ]] || continue
+      echo "$line" >&2
+      SAID+=$line$'\n'
+    done || failed pip
 }
 
 install_base() {
@@ -87,10 +138,11 @@ install_base() {
     rm -f "$VENV/.ready" "$VENV"/.ready-*
   else
     find -H "$VENV" -mindepth 1 -maxdepth 1 ! -name .setup.lock -exec rm -rf {} +
-    "$python" -m venv "$VENV" || die 78 "$python -m venv failed, see above"
+    "$python" -m venv "$VENV" || die 78 "$python -m venv failed, see above." \
+      "If it could not make a link, set VENV to a folder on another disk"
   fi
   pip_install requirements/base.txt
-  found=$(scripts/setup_torch.sh) || failed "installing torch"
+  found=$(bash scripts/setup_torch.sh) || { SAID=$found; failed "installing torch"; }
   echo "$sum ${found%% *}" > "$VENV/.ready"
   say "ready in $SECONDS s: ${found#* }"
 }
@@ -103,6 +155,7 @@ main() {
     die 64 "TORCH_BACKEND=$TORCH_BACKEND: must be a build of PyTorch, for example cpu or cu126"
   if base_is_ready && more_is_ready "$more"; then return; fi
   if made_by_others "$more"; then return; fi
+  ignore_other_environments
   choose_python
   take_lock
   # pip ends a Ctrl-C as an ordinary failure, which is not the network's

@@ -4,9 +4,10 @@
 #   usage: VENV=.venv scripts/setup_torch.sh
 #   reads: requirements/torch.txt, TORCH_BACKEND (auto, cpu, cu126, cu130 ...), UV_CUDA_DRIVER_VERSION (a driver
 #          to assume, for an environment that another machine will use), pip's and uv's configuration
-#   makes: torch in $VENV; says first which build and how much it is; prints "BUILD what torch sees" on stdout
+#   makes: torch in $VENV; says first which build and how much it is; prints "BUILD what torch sees" on stdout, or why uv
+#          finds no torch
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+CDPATH="" cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 BACKEND=${TORCH_BACKEND:-auto}
 PINNED=$(sed -n 's/^torch==//p' requirements/torch.txt)
@@ -61,7 +62,7 @@ main() {
     [[ -z $driver ]] || export UV_CUDA_DRIVER_VERSION=$driver
     uv=("$VENV/bin/uv" pip install --python "$VENV/bin/python" --reinstall-package torch
       "--torch-backend=$BACKEND" "torch==$PINNED")
-    plan=$("${uv[@]}" --dry-run 2>&1) || { echo "$plan" >&2; exit 1; }
+    plan=$("${uv[@]}" --dry-run 2>&1) || { echo "$plan" >&2; echo "$plan"; exit 1; }
     version=$(sed -n 's/^ *[+~] torch==//p' <<< "$plan")
     case $version in
       "") version=$PINNED size="an amount that uv did not tell" ;;

@@ -5,7 +5,7 @@
 #   usage: scripts/test.sh [pytest arguments]
 #   makes: .pycache/, compiled modules (or PYTHONPYCACHEPREFIX)
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+CDPATH="" cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/test_lib.sh
 
 prepare_pytest

@@ -6,7 +6,7 @@
 #   reads: CHAOS_MINUTES (default 10; 0: none), CHAOS_SEED, FAULTS (slow: only the tests that make
 #          test leaves out), PART (I/N: one part of the tests in N; default all)
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+CDPATH="" cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/test_lib.sh
 
 prepare_pytest

@@ -9,7 +9,7 @@ from typing import Any
 from settings import sources
 from settings.checks import Check, find_conflicts
 from settings.config import DEFAULTS, ROOT, SETTINGS, Config, build_config
-from settings.declare import FREE, SettingsError, Texts, Values, format_value
+from settings.declare import FREE, PLACES, SettingsError, Texts, Values, format_value
 from settings.init_from import take_shape
 from settings.names import explain_name, explain_target, find_meant, list_targets
 from settings.resume import compare_with_stored, list_lasting, read_run_config
@@ -109,6 +109,10 @@ def resolve(
     origins = dict.fromkeys(SETTINGS, DEFAULT)
     for name in SETTINGS.keys() & chosen.keys():
         origins[name] = chosen[name].place
+    if environ is os.environ:
+        texts = {name: f"{name}={format_value(values[name])}" for name in SETTINGS}
+        PLACES.clear()
+        PLACES.update({texts[name]: place for name, place in origins.items()})
 
     for name, given in chosen.items():
         problem = ""

@@ -64,6 +64,7 @@ VARIABLES = {
     "VENV": TARGETS,
     "CUDA_VISIBLE_DEVICES": TARGETS,
     "OMP_NUM_THREADS": TARGETS,
+    "ALL": {"help"},
     "CHAOS_MINUTES": {"test-faults"},
     "BASE_IMAGE": BUILD,
     "FLASH_ATTN_WHEEL": BUILD,

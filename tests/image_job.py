@@ -97,7 +97,14 @@ class Pod:
         self.pid_file.unlink(missing_ok=True)
         environment = [*config["Env"], *(f"{name}={value}" for name, value in SETTINGS.items())]
         spaces = ["unshare", "--mount", "--pid", "--net", "--ipc", "--fork", "--kill-child"]
-        pod = ["scripts/image_pod.sh", str(root), str(work / "volume"), str(self.pid_file), "/app"]
+        pod = [
+            "bash",
+            "scripts/image_pod.sh",
+            str(root),
+            str(work / "volume"),
+            str(self.pid_file),
+            "/app",
+        ]
         command = command or (*config["Entrypoint"], *config["Cmd"])
         self.console = work / "console"
         with open(self.console, "a") as console:

@@ -29,6 +29,9 @@ def main() -> int:
         folder = RunPaths.of_node(config, ROOT).folder
         run = add_energy(read_run(folder))
         energy = run.energy
+        devices = {attempt.get("device") for attempt in run.attempts}
+        if energy is None and devices == {"CPU"}:
+            raise RunError("This run used no GPU.")
         if energy is None or not energy.coverage:
             remarks = energy.remarks if energy else ()
             raise RunError(

@@ -83,7 +83,7 @@ def run(folder: Path, processes: list[tuple[str, dict[str, str]]]) -> list[int]:
             given = (f"{key}={value}" for key, value in (TRAINER | settings).items())
             started.append(
                 subprocess.Popen(
-                    ["env", *NO_TARGET, QUIET, *given, "scripts/launch.sh"],
+                    ["env", *NO_TARGET, QUIET, *given, "bash", "scripts/launch.sh"],
                     cwd=ROOT,
                     stdout=log,
                     stderr=subprocess.STDOUT,

@@ -85,7 +85,7 @@ class AtSites:
         with open(self.folder / f"{self.name}.site_{place}.log", "a") as log:
             self.processes[place] = self.network.start(
                 place,
-                self.command(place, "scripts/launch.sh"),
+                self.command(place, "bash", "scripts/launch.sh"),
                 cwd=ROOT,
                 stdout=log,
                 stderr=subprocess.STDOUT,

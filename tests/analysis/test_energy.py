@@ -136,6 +136,16 @@ def test_a_second_that_two_clocks_give_to_two_attempts_counts_once(tmp_path):
     assert min(cause.joules for cause in energy.causes.values()) >= 0
 
 
+def test_a_run_without_a_gpu_is_called_that(tmp_path, capsys, monkeypatch):
+    put(tmp_path, Clock().start(model=10.0).steps(1, 10), "b")
+    attempts = [{"device": "CPU"}, {"device": "CPU"}]
+    (tmp_path / "config.json").write_text(json.dumps({"settings": {}, "attempts": attempts}))
+    monkeypatch.setenv("RUN_NAME", tmp_path.name)
+    monkeypatch.setenv("RUNS_DIR", str(tmp_path.parent))
+    assert main() == 78
+    assert capsys.readouterr().err == "This run used no GPU.\n"
+
+
 def test_the_command_prints_a_table_and_writes_a_line_per_step(tmp_path, capsys, monkeypatch):
     put(tmp_path, Clock().start(model=10.0).steps(1, 10), "b")
     monkeypatch.setenv("RUN_NAME", tmp_path.name)

@@ -142,10 +142,10 @@ def test_a_schedule_that_is_over_with_its_first_step_is_refused(
         >= 10
     )
     with pytest.raises(
-        SettingsError, match=r"or give more DATA\.$"
+        SettingsError, match=r"or give more DATA\.( \[|$)"
     ):  # no number of epochs is enough
         refuse_single_step(dataclasses.replace(one, batch_tokens=10**6 * 64), windows)
-    with pytest.raises(SettingsError, match=r"or give more DATA\.$"):
+    with pytest.raises(SettingsError, match=r"or give more DATA\.( \[|$)"):
         refuse_single_step(one, windows, epochs_are_fixed=True)
     warm = dataclasses.replace(one, warmup_tokens=one.batch_tokens)
     with pytest.raises(

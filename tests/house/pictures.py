@@ -22,6 +22,8 @@ LAST_LINES = 24
 BAR = "\N{BOX DRAWINGS HEAVY HORIZONTAL}"
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 BLANKS = re.compile(r" +$", re.MULTILINE)
+# Rich cuts lines at the height of its own font. Other fonts draw underscores lower.
+CLIPS = re.compile(r'<clipPath .*?</clipPath>\n?| clip-path="[^"]*"', re.DOTALL)
 WEB_FONTS = re.compile(r"@font-face \{\{.*?\}\}", re.DOTALL)
 
 
@@ -46,7 +48,7 @@ def draw_terminal(lines: list[str], path: Path) -> None:
         title="make train",
         code_format=WEB_FONTS.sub("", CONSOLE_SVG_FORMAT),
     )
-    path.write_text(BLANKS.sub("", svg))
+    path.write_text(BLANKS.sub("", CLIPS.sub("", svg)))
 
 
 def main(console: Path, curves: Path) -> None:

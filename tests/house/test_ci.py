@@ -11,7 +11,7 @@ from tests.conftest import parse_part, part_of, pytest_collection_modifyitems
 from tests.scripts.throwaway import Checkout
 
 STAGES = (
-    ".ci/run install_packages",
+    "bash .ci/run install_packages",
     "make setup",
     "make lint",
     "make train MAX_STEPS=400",

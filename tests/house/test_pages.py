@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from finetune import tuning_settings
 from settings import ROOT
 from settings.config import SETTINGS
+from settings.resolve import resolve
 from settings.targets import VARIABLES
 from tests.house.pages import PAGES, find_code, list_sources, name_page
 
@@ -14,6 +16,15 @@ MAKEFILE = (ROOT / "Makefile").read_text()
 TARGETS = set(re.findall(r"^([a-z0-9-]+):.*##", MAKEFILE, re.MULTILINE))
 TARGET = re.compile("[a-z][a-z0-9-]*")
 COMMAND = re.compile(r"\bmake((?: (?:[A-Z_]+=[^\s;|&#`]+|[a-z-][a-z0-9-]*))+)")
+
+WITH_SETTINGS = re.compile(
+    r"^ *((?:[A-Z_]+=\S+ )*)(?:make |\S*python3? -m (?P<module>[\w.]+))(?P<words>[^#;|&\n]*)",
+    re.MULTILINE,
+)
+VALUE = re.compile(r"""([A-Z][A-Z0-9_]*)=("[^"]*"|'[^']*'|\S*)""")
+# A placeholder, a variable of bash, or a folder that is compared with the settings.
+NOT_A_VALUE = re.compile(r"\.\.|\$|^n?$|^NAME$")
+BY_LAUNCHER = {"SITES", "PARALLEL"}  # which a cluster's launcher derives
 
 CAPITALS = re.compile("[A-Z][A-Z0-9_]+")
 SETTING = re.compile("[A-Z][A-Z0-9]*_[A-Z0-9_]+")
@@ -59,6 +70,32 @@ def test_each_make_command_has_a_target_that_uses_its_settings(page: Path) -> No
                 if target and setting and target not in setting.used_by:
                     wrong.append(f"{target} {name}")
     assert not wrong
+
+
+@every_page
+def test_each_command_has_settings_that_it_accepts(
+    page: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problems = []
+    for command in WITH_SETTINGS.finditer("\n".join(find_code(page.read_text()))):
+        values = {name: value.strip("'\"") for name, value in VALUE.findall(command[0])}
+        if not values or "INIT_FROM" in values or any(map(NOT_A_VALUE.search, values.values())):
+            continue
+        if command["module"] and command["module"].startswith("finetune"):
+            with monkeypatch.context() as environ:
+                for name, value in values.items():
+                    environ.setenv(name, value)
+                tuning_settings.load_settings()
+            continue
+        target = next((word for word in command["words"].split() if word in TARGETS), "")
+        if target:
+            typed = VALUE.findall(command["words"])
+            values |= {"MAKE_TARGET": target, "MAKE_SETTINGS": " ".join(name for name, _ in typed)}
+        for problem in resolve(values, defaults={"ENV_FILE": "of-nobody"}).problems:
+            is_derived = problem.partition("=")[0] in BY_LAUNCHER and "diloco" in problem
+            if not is_derived:
+                problems.append(f"{command[0].strip()}: {problem}")
+    assert not problems
 
 
 @every_page
@@ -142,5 +179,5 @@ def test_what_the_code_calls_a_page_is_one() -> None:
 
 def test_the_patterns_match_what_pages_hold() -> None:
     text = "\n".join(page.read_text() for page in PAGES)
-    for pattern in (COMMAND, ASSIGNED, PATH, LINK, FUNCTIONS, MODULE):
+    for pattern in (COMMAND, WITH_SETTINGS, ASSIGNED, PATH, LINK, FUNCTIONS, MODULE):
         assert len(pattern.findall(text)) > 10, pattern

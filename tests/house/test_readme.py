@@ -13,6 +13,7 @@ from record.run_paths import RunPaths
 from settings import ROOT
 from settings.targets import TARGET_DEFAULTS
 from tests.house.pages import FENCED
+from tests.house.pictures import draw_terminal
 
 README = (ROOT / "README.md").read_text()
 REFERENCE = (ROOT / "docs/reference.md").read_text()
@@ -57,6 +58,22 @@ def test_the_pictures_are_there() -> None:
     assert len(pictures) == 2
     for picture in pictures:
         assert (ROOT / picture).stat().st_size > 5_000
+
+
+def test_the_terminal_cuts_no_underscore_off(tmp_path: Path) -> None:
+    draw_terminal(["make train RUN_NAME=longer TRAIN_TOKENS=8M"], tmp_path / "terminal.svg")
+    for path in (tmp_path / "terminal.svg", ROOT / "docs/first-run-terminal.svg"):
+        svg = path.read_text()
+        assert "TRAIN_TOKENS=8M" in svg
+        assert "clip" not in svg
+
+
+def test_the_first_screen_has_the_two_commands_with_what_they_do_and_take() -> None:
+    beginning = README.partition("![")[0]
+    assert FENCED.findall(beginning) == ["make train\nmake test\n"]
+    for command in ("make train", "make test"):
+        assert re.search(rf"^\| `{command}` \| .+ \| .*\d+:\d\d.* \|$", beginning, re.MULTILINE)
+    assert "two quiet cores of an AMD EPYC" in beginning
 
 
 def test_the_reference_lists_every_preset() -> None:
@@ -107,9 +124,9 @@ def test_the_first_commands_run_in_a_fresh_clone(tmp_path: Path) -> None:
     environ = {name: os.environ[name] for name in kept if name in os.environ}
     environ |= SHORTENED | {"WANDB_MODE": "disabled"}
     environ["VENV"] = sys.prefix  # with the packages of this checkout
-    commands = FENCED.findall(README)[0].splitlines()
-    assert commands[0] == "make train"
-    for command in commands:
+    sample = FENCED.findall(README)[1].splitlines()[0]
+    assert sample.startswith("make sample ")
+    for command in ("make train", sample):
         printed = subprocess.check_output(
             command,
             shell=True,

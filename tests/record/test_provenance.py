@@ -1,5 +1,8 @@
 """record/provenance.py: where a run comes from."""
 
+import os
+import re
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -24,6 +27,37 @@ def test_a_commit_comes_from_the_repository_with_whether_files_differ(tmp_path, 
     assert provenance.commit() == {"git": head, "git_dirty": False}
     (tmp_path / "REVISION").write_text(COMMIT)  # which only counts where there is no repository
     assert provenance.commit() == {"git": head, "git_dirty": True}
+
+
+def test_neither_another_repository_nor_one_around_it_is_taken_for_this_one(tmp_path, monkeypatch):
+    root = tmp_path / "unpacked"
+    root.mkdir()
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@example.org"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "one"], check=True)
+    monkeypatch.setattr(provenance, "ROOT", root)
+    assert provenance.commit() == UNKNOWN
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / ".git"))
+    monkeypatch.setenv("GIT_WORK_TREE", str(tmp_path))
+    assert provenance.commit() == UNKNOWN
+    assert "Use a git clone" in provenance.explain_missing_commit()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_checkout_of_another_user_is_named_with_the_command_that_allows_it(tmp_path, monkeypatch):
+    root = tmp_path / "it's a"
+    subprocess.run(["git", "init", "-q", root], check=True)
+    for path in (root, root / ".git"):
+        os.chown(path, 1000, 1000)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("SUDO_UID", "0")
+    monkeypatch.setattr(provenance, "ROOT", root)
+    assert provenance.commit() == UNKNOWN
+    why = provenance.explain_missing_commit()
+    command = re.search("`git (.*)`", why)
+    assert command and "config --global --add safe.directory" in why
+    subprocess.run(["git", *shlex.split(command[1])], check=True)
+    assert "safe.directory" not in provenance.explain_missing_commit()
 
 
 @pytest.mark.parametrize(

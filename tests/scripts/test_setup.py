@@ -4,7 +4,9 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 
@@ -12,12 +14,13 @@ from tests.scripts.throwaway import Checkout
 
 TOOLS = "bash cat cp cut dirname env find grep id ls mkdir rm sed sha256sum shasum sleep tr"
 
-# Python, and pip in it. PIP_CODE: its exit code; GATE: a file it waits for; IGNORE_INT: as pip, it
+# Python, and pip in it. CODE_OF_PIP: its exit code; SAYS: its error; GATE: a file it waits for; IGNORE_INT: as pip, it
 # does not die of SIGINT; WHEEL: a local build; OLD, NO_VENV: its faults; HAVE: the torch in the
 # environment; INSTALLED: packages. Anything else it is asked goes to a real Python.
 PYTHON = r"""
 [[ -z ${IGNORE_INT:-} ]] || trap : INT
 echo "python ${*//$'\n'/ }" >> "$CALLS"
+compgen -e | grep -E '^(PIP|UV|PYTHON)' > "$CALLS.environment"
 case "$*" in
   *version_info*) [[ -z ${OLD:-} ]] ;;
   *"import ensurepip"*) [[ -z ${NO_VENV:-} ]] ;;
@@ -26,8 +29,8 @@ case "$*" in
   *"-m pip install"*)
     echo "WARNING: Location 'file:///nowhere/' is ignored: it is neither a file nor a directory."
     while [[ -n ${GATE:-} && ! -e $GATE ]]; do sleep 0.02; done
-    [[ ${PIP_CODE:-0} == 0 ]] || echo "ERROR: no matching distribution" >&2
-    exit "${PIP_CODE:-0}" ;;
+    [[ ${CODE_OF_PIP:-0} == 0 ]] || echo "ERROR: ${SAYS:-no matching distribution}" >&2
+    exit "${CODE_OF_PIP:-0}" ;;
   *"import importlib.metadata, sys"*)
     for name in "${@:4}"; do [[ " ${INSTALLED:-} " == *" $name "* ]] || exit 1; done ;;
   *'m.version("torch")'*) [[ -n ${HAVE:-} ]] && echo "$HAVE" ;;
@@ -38,7 +41,7 @@ esac
 
 UV = r"""
 echo "uv $* driver=${UV_CUDA_DRIVER_VERSION:-}" >> "$CALLS"
-[[ ${UV_CODE:-0} == 0 ]] || { echo "uv: no route to host" >&2; exit "$UV_CODE"; }
+[[ ${CODE_OF_UV:-0} == 0 ]] || { echo "uv: ${SAYS:-no route to host}" >&2; exit "$CODE_OF_UV"; }
 build=$(sed 's/.*--torch-backend=\([a-z0-9]*\).*/\1/; s/auto/cu126/' <<< "$*")
 { [[ $* == *--dry-run* ]] && echo " + torch==2.13.0+$build" || echo "UV INSTALLS"; } >&2
 """
@@ -72,6 +75,14 @@ class Machine(Checkout):
 @pytest.fixture
 def machine(tmp_path):
     return Machine(tmp_path)
+
+
+@pytest.fixture
+def open_folder():
+    """A folder that other users can enter, unlike those of pytest."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        os.chmod(name, 0o755)
+        yield Path(name)
 
 
 @pytest.fixture
@@ -160,6 +171,61 @@ def test_an_environment_whose_python_is_gone_is_built_again(complete):
     assert complete.calls("-m venv")
 
 
+# ---- Other tools' variables, and other users' environments
+
+
+def test_settings_for_other_environments_change_nothing(machine):
+    folder = machine.root / "elsewhere"
+    (folder / "scripts").mkdir(parents=True)
+    other = {
+        "CDPATH": str(folder),
+        "PYTHONPATH": "/x",
+        "PYTHONHOME": "/x",
+        "PYTHONSAFEPATH": "1",
+        "PYTHONOPTIMIZE": "2",
+        "PIP_TARGET": "/x",
+        "PIP_CONSTRAINT": "/x",
+        "PIP_PYTHON": "/x",
+        "PIP_USER": "1",
+        "UV_SYSTEM_PYTHON": "1",
+        "UV_CONSTRAINT": "/x",
+    }
+    index = {"PIP_INDEX_URL": "https://a.example.org", "UV_DEFAULT_INDEX": "https://a.example.org"}
+    machine.setup(**other, **index)
+    names = (machine.log.parent / "calls.environment").read_text().split()
+    assert not other.keys() - {"PIP_USER", "CDPATH"} & set(names)
+    assert index.keys() < set(names)
+    assert machine.ready.exists()
+
+
+def test_scripts_without_their_x_bit_do(machine):
+    (machine.root / "scripts/setup_torch.sh").chmod(0o644)
+    machine.run("bash", "scripts/setup.sh")
+    assert machine.ready.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+@pytest.mark.parametrize("fault", ["python", "folder"])
+def test_an_environment_of_another_user_that_cannot_be_entered_is_called_that(open_folder, fault):
+    machine = Machine(open_folder)
+    venv = open_folder / "venv"
+    machine.setup(VENV=str(venv))
+    if fault == "python":
+        (venv / "bin/python").unlink()
+        hidden = open_folder / "hidden"
+        hidden.mkdir(mode=0o700)
+        shutil.copy(machine.bin / "python3", hidden)
+        (venv / "bin/python").symlink_to(hidden / "python3")
+    else:
+        venv.chmod(0o700)
+    machine.link("readlink", "setpriv")
+    nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    environ = {"VENV": str(venv), "CALLS": "/dev/null"}
+    text = machine.run(*nobody, "bash", "scripts/setup.sh", code=78, **environ)
+    assert f"{venv} was made by another user" in text
+    assert "PYTHON=/usr/bin/python3 make setup" in text and "set VENV to a folder" in text
+
+
 # ---- When it is cut short
 
 
@@ -170,14 +236,37 @@ def test_a_failed_install_says_what_to_do_and_leaves_no_stamp(machine, disk):
         folder = machine.root / "scratch"
         folder.mkdir()
         machine.venv.symlink_to(folder)
-    text = machine.setup(code=1, PIP_CODE="1")
+    text = machine.setup(code=1, CODE_OF_PIP="1")
     _, _, after = text.partition("ERROR: no matching distribution")
-    assert "pip failed, see above. Check network and proxy" in after
+    assert "pip failed, see above. The package index has no such version" in after
     assert "is ignored" not in text and not machine.ready.exists()
     half = folder / "half of a package"
     half.touch()
     machine.setup()
     assert (folder / ".ready").exists() and not half.exists()
+
+
+@pytest.mark.parametrize(
+    ("says", "words"),
+    [
+        ("Failed to establish a new connection: Name or service not known", "network and proxy"),
+        ("HTTPSConnectionPool(host='x'): Read timed out.", "network and proxy"),
+        ("[Errno 28] No space left on device", "no space left"),
+        ("[Errno 122] Disk quota exceeded: '/home/x'", "no space left"),
+        ("[Errno 13] Permission denied: '/x'", "Set VENV to a folder"),
+        ("THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE", "PIP_NO_CACHE_DIR"),
+        ("No matching distribution found for numpy==2.4.1", "pip config list"),
+        ("something else", "last lines above"),
+    ],
+)
+def test_the_advice_follows_from_what_pip_says(machine, says, words):
+    _, _, advice = machine.setup(code=1, CODE_OF_PIP="1", SAYS=says).partition("see above. ")
+    assert words in advice
+    assert ("network" in advice) == (words == "network and proxy")
+
+
+def test_what_uv_says_is_read_as_well(machine):
+    assert "pip config list" in machine.setup(code=1, CODE_OF_UV="1", SAYS="No solution found")
 
 
 @pytest.mark.parametrize("update", [False, True])
@@ -195,7 +284,7 @@ def test_a_killed_install_leaves_no_stamp_and_the_next_one_starts_over(machine, 
 
 def test_ctrl_c_is_not_blamed_on_the_network(machine):
     """pip takes SIGINT for an error like any other; its stand-in then ends with exit code 1."""
-    process = machine.start_setup(GATE="gate", PIP_CODE="1", IGNORE_INT="yes")
+    process = machine.start_setup(GATE="gate", CODE_OF_PIP="1", IGNORE_INT="yes")
     os.killpg(process.pid, signal.SIGINT)
     machine.write("gate")
     _, text = process.communicate(timeout=120)
@@ -206,7 +295,7 @@ def test_ctrl_c_is_not_blamed_on_the_network(machine):
 
 
 def test_a_failed_update_keeps_the_environment_and_is_tried_again(complete):
-    complete.setup(code=1, TORCH_BACKEND="cu130", UV_CODE="2")
+    complete.setup(code=1, TORCH_BACKEND="cu130", CODE_OF_UV="2")
     assert (complete.venv / "bin/python").exists()
     complete.setup(HAVE="2.13.0+cpu")
     assert complete.calls("pip install")
@@ -287,7 +376,7 @@ def test_asking_for_another_build_changes_torch_and_not_asking_keeps_it(complete
 
 @pytest.mark.parametrize("name", ["dev", "finetune"])
 def test_an_extra_adds_its_packages_once(complete, name):
-    complete.setup(f"--{name}", code=1, PIP_CODE="1")
+    complete.setup(f"--{name}", code=1, CODE_OF_PIP="1")
     assert complete.setup() == ""  # the base is complete nevertheless
     complete.setup(f"--{name}")
     [call] = complete.calls("pip install")

@@ -34,7 +34,7 @@ def copy_repository(folder, *rooms):
 
 @pytest.fixture
 def root(tmp_path):
-    return copy_repository(tmp_path / "with blank")
+    return copy_repository(tmp_path / """with blank, it's "a" $dir `touch ran` #%""")
 
 
 def make(root, *arguments, **environ):
@@ -60,8 +60,19 @@ def find_value(root, name, *arguments, **environ):
 # ---- Targets
 
 
-def test_help_lists_every_target_once_under_its_title(root):
+def test_help_begins_with_the_everyday_commands_and_says_how_settings_are_given(root):
     text = make(root).stdout
+    commands = re.findall(r"^  make ([a-z0-9-]+)", text, re.MULTILINE)
+    assert commands[0] == "train" and "test" in commands and len(commands) <= 14
+    assert set(commands) <= set(TARGETS)
+    for word in ("make NAME=value", ".env", "make settings", "make help ALL=1"):
+        assert word in text
+    assert make(root, "help", ALL="1").stdout == make(root, "help", "ALL=1").stdout != text
+    assert "Used by: make help." in make(root, "settings", "ALL=1").stderr
+
+
+def test_help_lists_every_target_once_under_its_title(root):
+    text = make(root, "help", "ALL=1").stdout
     titles = re.findall(r"^##@ (.+)$", MAKEFILE, re.MULTILINE)
     assert re.findall(r"^  ([a-z0-9-]+) +\S", text, re.MULTILINE) == TARGETS
     assert re.findall(r"^\S.*", text, re.MULTILINE) == titles
@@ -96,13 +107,45 @@ def test_no_recipe_is_cut_at_a_blank_in_the_path_of_the_clone(root, tmp_path):
     assert "Not used by make help." in make(root, "help", "SEED=1").stderr
     assert make(tmp_path, "-C", str(root), "env-example").returncode == 0
     assert (root / ".env.example").read_text() == (ROOT / ".env.example").read_text()
-    assert "$(PY)" not in MAKEFILE.replace('"$(PY)"', "")
 
 
 def test_the_environment_of_another_place_serves_as_well(root, tmp_path):
     shutil.move(root / ".venv", tmp_path / "elsewhere")
     venv = str(tmp_path / "elsewhere")
     assert find_value(root, "SEED", f"VENV={venv}") == find_value(root, "SEED", VENV=venv)
+
+
+OTHERS = {
+    "BASH_ENV": "loud",
+    "CDPATH": "/tmp",
+    "GIT_DIR": "/x",
+    "MAKEFLAGS": "-j8",
+    "PYTHONHOME": "/x",
+    "PYTHONINSPECT": "1",
+    "PYTHONOPTIMIZE": "2",
+    "PYTHONPATH": "other",
+    "PYTHONSAFEPATH": "1",
+    "PYTHONWARNINGS": "error",
+}
+
+
+def test_what_is_set_for_other_programs_does_not_reach_what_make_starts(root):
+    (root / "loud").write_text("echo loud; exit 3\n")
+    (root / "other").mkdir()
+    (root / "other" / "dataclasses.py").write_text("raise SystemExit('another one')\n")
+    script = "#!/bin/sh\nenv | cut -d = -f 1 > names\n"
+    (root / "scripts" / "setup.sh").write_text(script)
+    (root / "scripts" / "setup.sh").chmod(0o644)  # as in a zip file
+    assert find_value(root, "SEED", **OTHERS) == find_value(root, "SEED")
+    names = (root / "names").read_text().split()
+    assert not OTHERS.keys() - {"MAKEFLAGS"} & set(names)
+    assert "PYTHONDONTWRITEBYTECODE" in names
+
+
+def test_targets_of_one_command_line_run_one_after_the_other(root):
+    done = make(root, "-n", "setup", "train", "sample", MAKEFLAGS="-j8")
+    assert done.stdout.index("scripts.train") < done.stdout.index("train.generate.sample")
+    assert ".NOTPARALLEL" in MAKEFILE
 
 
 # ---- Values

@@ -252,3 +252,32 @@ def test_each_line_of_env_example_uncommented_changes_nothing(root):
     resolved = read(root, env_file)
     assert resolved.problems == []
     assert resolved.config == Config().derived()
+
+
+# ---- Where the values in an error come from
+
+PLACES = {
+    "SEED=7": "environment",
+    "LEARNING_RATE=0.5": "command line",
+    "WEIGHT_DECAY=0.25": ".env line 1",
+    "OPTIMIZER=muon": "presets/tiny.env line 1",
+    "EPOCHS=1": "default",
+}
+
+
+def test_an_error_that_is_found_later_names_the_source_of_each_value(tmp_path, monkeypatch):
+    (tmp_path / "presets").mkdir()
+    (tmp_path / "presets/tiny.env").write_text("OPTIMIZER=muon\n")
+    (tmp_path / ".env").write_text("WEIGHT_DECAY=0.25\n")
+    environ = {"SEED": "7", "LEARNING_RATE": "0.5", "MAKE_SETTINGS": "LEARNING_RATE"}
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("MAKE_TARGET", raising=False)
+    Config.load(root=tmp_path)
+    for given, place in PLACES.items():
+        name = given.partition("=")[0]
+        assert str(SettingsError([f"{given}: Wrong."])).endswith(f"Wrong. [{name}: {place}]")
+    both = SettingsError(["SEED=7: Must not be EPOCHS=1, for example SEED=8."])
+    assert str(both).endswith("SEED=8. [SEED: environment, EPOCHS: default]")
+    said_already = SettingsError(["SEED=7 (environment): Wrong."])
+    assert str(said_already).endswith("Wrong.")

@@ -89,7 +89,7 @@ def serve(config: Config) -> tuple[Any, Any]:
             ]
         ) from None
     log.info(
-        "lighthouse on %s, registry on port %d, MIN_SITES=%d",
+        "lighthouse on %s, registry on port %d, MIN_SITES=%d; it serves until you press Ctrl-C",
         join_address(bound, port),
         port + 1,
         config.min_sites,
