@@ -84,9 +84,11 @@ class Process:
     def end_early(self) -> None:
         """A signal ends this process before it trains."""
         asked = self.interrupt.asked
-        log.info("stopped by %s before training; there is nothing to save", asked)
+        log.info(
+            "stopped by %s before training; there is nothing to save", asked, extra=console.LOG_ONLY
+        )  # to a terminal the launcher says it
         if self.status:
-            self.status.end(STOPPED)
+            self.status.end(INTERRUPTED)
         report_exit(INTERRUPTED)
 
 

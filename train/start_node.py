@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from record import locks
-from record.exit_codes import BAD_DATA, BAD_SETTING, DONE, INTERRUPTED, NODES_MISSING, STOPPED
+from record.exit_codes import BAD_DATA, BAD_SETTING, DONE, INTERRUPTED, NODES_MISSING
 from record.locks import RunFolderError, RunIsHeld
 from record.wait import wait
 from settings import ROOT
@@ -35,7 +35,7 @@ LOCK_TICK_S = 2.0
 SIDECARS_END_S = 3.0  # for the sampler and the agent to finish their files
 FINAL_CODES = (DONE, BAD_SETTING, BAD_DATA)  # after which no other pod takes this one's place
 CODE_MIXES = ("python:1", DEFAULTS["DATA_MIX"])  # Python code: tiny's and the default
-STOPPED_EARLY = "\nStopped before a checkpoint was saved. Run the same command to continue."
+STOPPED_EARLY = "Stopped. Run the same command to resume."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Node(Launcher):
             return DONE
         if self.children.stop_requested:
             say(STOPPED_EARLY)
-            return STOPPED
+            return INTERRUPTED
         if self.has_peers and not in_pod():  # pods end with their Job
             rendezvous.announce_end(self.config, code, reason)
         return code

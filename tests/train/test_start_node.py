@@ -270,7 +270,8 @@ def test_a_job_that_prepares_data_is_known_to_status_and_stopped_by_stop(env, tm
     assert show("status") == show("runs")[:3] == ["x", "preparing", "data"]
     show("stop")
     out, _ = job.communicate(timeout=120)
-    assert job.returncode == 75 and "Stopped before a checkpoint was saved" in out
+    assert job.returncode == 143
+    assert "Stopping. Nothing was trained yet.\nStopped. Run the same command to resume." in out
     assert not (tmp_path / "runs" / "x").exists()
     assert show("runs")[:2] == ["no", "runs"]
 
