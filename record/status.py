@@ -293,20 +293,28 @@ def ask(paths: RunPaths, pid: int, host: str) -> None:
         ) from None
 
 
-def list_runs(paths: RunPaths) -> str:
-    """Return a line for each run next to this one."""
-    parent = paths.folder.parent
+def find_runs(parent: Path, node: int = 0, with_sent: bool = False) -> list[RunPaths]:
+    """Return the runs in a folder, by name. Raises RunFolderError if it cannot be read.
+
+    with_sent: also those that are in a cluster alone.
+    """
     folders: list[Path] = []
     try:
-        folders = sorted(parent.iterdir())
+        folders = sorted(parent.absolute().iterdir())
     except FileNotFoundError:
         pass
     except OSError as error:
         raise RunFolderError(
             f"{parent}: cannot be read ({error.strerror}). Fix its permissions, or set RUNS_DIR"
         ) from None
-    runs = [run for folder in folders if is_run(run := RunPaths(folder, paths.node))]
-    lines = [describe(run) + describe_results(run) for run in runs]
+    runs = [RunPaths(folder, node) for folder in folders]
+    return [run for run in runs if is_run(run) or (with_sent and run.sent.is_file())]
+
+
+def list_runs(paths: RunPaths) -> str:
+    """Return a line for each run next to this one."""
+    parent = paths.folder.parent
+    lines = [describe(run) + describe_results(run) for run in find_runs(parent, paths.node)]
     return "\n".join(lines) or f"no runs in {parent}"
 
 
@@ -337,10 +345,13 @@ def describe_document(document: Any) -> str:
     return f"{document.get('source')} {place}: {document.get('text')}"
 
 
-def main(argv: list[str]) -> int:
-    """Do what a target asks for, and print it. Returns the exit code."""
+def main(argv: list[str], run: RunPaths | None = None) -> int:
+    """Do what a target asks for, and print it. Returns the exit code.
+
+    run: the one that is meant. Default: that of the settings.
+    """
     try:
-        paths = RunPaths.of_node(Config.load(), ROOT)
+        paths = run or RunPaths.of_node(Config.load(), ROOT)
         if argv == ["runs"]:
             text = list_runs(paths)
         elif not is_run(paths):

@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from record import locks, status
+from record.default_run import choose_run
 from record.exit_codes import (
     BAD_DATA,
     DONE,
@@ -290,6 +291,8 @@ def main(words: list[str]) -> int:
     children = Children()
     try:
         # The trainer checks what only pretraining requires; MODULE may be something else.
+        if words:
+            os.environ |= choose_run()
         resolved = resolve(without=PRETRAINING).check()
     except SettingsError as error:
         complain(str(error))

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from record.default_run import choose_run
 from record.locks import RunFolderError
 from record.run_paths import RunPaths
 from settings import ROOT, SettingsError
@@ -137,7 +138,7 @@ def settings_of_command(environ: Mapping[str, str] | None = None) -> tuple[Confi
 
     Its world is `distributed.join(config, trains=False)`.
     """
-    resolved = resolve(environ, without=OF_TRAINING).check()
+    resolved = resolve(environ, defaults=choose_run(environ), without=OF_TRAINING).check()
     return resolved.config, resolved.warnings
 
 
