@@ -325,7 +325,9 @@ def here(command: str, place: Place) -> int:
         return status.main([command], paths)
     if command == "plots":
         # a run that is not there is reported by its name in the settings
-        return draw([str(paths.metrics)] if paths.metrics.exists() and not place.config.log_dir else [])
+        return draw(
+            [str(paths.metrics)] if paths.metrics.exists() and not place.config.log_dir else []
+        )
     if command == "restart":
         refuse_dry_run(place.config, command)
         code = status.main(["stop"])
