@@ -254,7 +254,9 @@ def end_record(job: Job, reason: str) -> None:
                 took = metrics.duration(sum(account.seconds().values()))
                 finished = f"\nFinished in {took}."
                 if early := job.config.early_end:
-                    finished = f"\nStopped at {early}; the same command without it goes on. It took {took}."
+                    stopped = f"Stopped at {early}; the same command without it goes on."
+                    finished = f"\n{stopped} It took {took}."
+                    job.recorder.say(stopped, terminal="")
             job.recorder.say(account.summary(), finished)
     job.recorder.close()
 
