@@ -49,7 +49,6 @@ def main() -> int:
         if (
             stored_config(paths).get("settings", {}).get("MODEL")
         ):  # of others, or ours as theirs: merged
-            os.environ["RUN_NAME"] = c.run_name
             os.execv(sys.executable, [sys.executable, "-m", "finetune.merge"])
         found = load_run.find(c, given_settings())
         if not found.manifest:

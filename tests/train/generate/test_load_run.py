@@ -321,9 +321,10 @@ def test_a_run_without_a_checkpoint_is_not_called_unknown(run, is_running):
     shutil.rmtree(run.folder / "checkpoints")
     paths = RunPaths(run.folder)
     paths.status.write_text("{}")
-    with hold(paths.job, "works on this run") if is_running else contextlib.nullcontext():
-        with pytest.raises(CheckpointError, match="run a-run has no checkpoint yet") as raised:
-            run.open()
+    works = hold(paths.job, "works on this run") if is_running else contextlib.nullcontext()
+    unsaved = pytest.raises(CheckpointError, match="run a-run has no checkpoint yet")
+    with works, unsaved as raised:
+        run.open()
     assert ("make stop RUNS_DIR=" in str(raised.value)) == is_running
 
 
