@@ -13,6 +13,7 @@ from types import FrameType
 from record.exit_codes import INTERRUPTED
 from record.wait import wait
 from settings import ROOT
+from train.console import wrap
 
 # One request may arrive several times, at most this far apart in seconds: `timeout` sends a signal to the process
 # and to its group, make passes SIGTERM on, and a terminal that closes sends SIGHUP at any time. Each press of Ctrl-C
@@ -52,7 +53,7 @@ class Children:
             self.stop_requested = True
             answer = self.describe_stop()
             if answer:
-                say(f"\n{answer}" if sys.stdout.isatty() else answer)
+                say(f"\n{wrap(answer)}" if sys.stdout.isatty() else answer)
             self.stop_child()
         elif number == signal.SIGINT:
             say("Quitting without saving.")
