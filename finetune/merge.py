@@ -31,6 +31,7 @@ from finetune.adapter import Adapters, in_file
 from finetune.hf_model import Tuned
 from finetune.weights import plain
 from record import number_formats
+from record.default_run import choose_run
 from record.locks import RunFolderError
 from record.run_paths import RunPaths
 from settings import ROOT, SettingsError
@@ -257,7 +258,7 @@ def main() -> int:
     )  # DCP, in one process
     paths = None
     try:
-        c = Config.load(without=(*PRETRAINING, *load_run.OF_TRAINING))
+        c = Config.load(defaults=choose_run(), without=(*PRETRAINING, *load_run.OF_TRAINING))
         paths = RunPaths.of(c.runs_dir, c.run_name, ROOT)
         if not stored_config(paths):
             raise RunFolderError(

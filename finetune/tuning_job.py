@@ -107,7 +107,7 @@ class TuningEvaluation(Evaluation):
     """Scores held-out conversations, before the first step too."""
 
     def at_start(self, job: Job) -> None:
-        if not job.step and self.evaluator.steps:
+        if not job.step and self.evaluator.steps and job.config.eval_tokens:
             self.validate(job)
         super().at_start(job)
 

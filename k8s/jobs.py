@@ -36,6 +36,7 @@ from k8s.cluster.target import (
 from k8s.cluster.volume import Volume, say
 from k8s.cluster.where import Place, decide, refuse_dry_run
 from record import status
+from record.default_run import choose_run
 from record.run_paths import RunPaths
 from settings import ROOT, SettingsError
 from settings.json_file import read_object
@@ -51,6 +52,7 @@ COMMANDS = (
     "fetch-run",
     "plots",
 )
+NAMED = ("restart", "fetch-run")  # the run whose settings are given
 LEAVE_S = 60  # beyond the grace period, for the cluster to take pods away
 LINES = 2000  # of a pod's log, looked through for a checkpoint: hours, with a line of the node every 10 s
 SAVED = re.compile(r"\bcheckpoint step_0*(\d+): ")
@@ -320,9 +322,12 @@ def here(command: str, place: Place) -> int:
     """As ever, and the same for the commands that the cluster brought."""
     paths = place.paths
     if command in ("status", "stop"):
-        return status.main([command])
+        return status.main([command], paths)
     if command == "plots":
-        return draw([])
+        # a run that is not there is reported by its name in the settings
+        return draw(
+            [str(paths.metrics)] if paths.metrics.exists() and not place.config.log_dir else []
+        )
     if command == "restart":
         refuse_dry_run(place.config, command)
         code = status.main(["stop"])
@@ -377,7 +382,10 @@ def main(argv: list[str]) -> int:
         say(f"usage: python -m k8s.jobs {'|'.join(COMMANDS)}")
         return BAD_SETTING
     try:
-        place = decide()
+        chosen: dict[str, str] = {}
+        if argv[0] not in NAMED:
+            chosen = choose_run(must_run=argv[0] == "stop", with_sent=True)
+        place = decide(chosen=chosen)
         logs_of_others = argv[0] == "plots" and place.config.log_dir
         return (in_cluster if place.cluster and not logs_of_others else here)(argv[0], place)
     except SettingsError as error:

@@ -15,6 +15,7 @@ from typing import Any
 from k8s.cluster.kubectl import BAD_SETTING, Refused
 from k8s.cluster.where import decide
 from monitor.watch import NO_RUN, NoRun, View, Watcher, unreadable, watcher_of
+from record.default_run import choose_run
 from settings import SettingsError
 
 TICK_S = 1.0  # between two drawings: ages go on between two looks
@@ -25,7 +26,7 @@ STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def main() -> int:
     """Returns the exit code."""
     try:
-        place = decide()
+        place = decide(chosen=choose_run(with_sent=True))
         if place.config.alert_cmd:
             from monitor.alert import command_of
 

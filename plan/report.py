@@ -397,7 +397,8 @@ def brief(p: Plan, c: Config) -> str:
     fast = p.pace.fast
     # what is assumed of a CPU can be off by a half; the first line of training is not
     if p.fleet.on_cpu and not fast.measured and c.mfu is None:
-        left = f"; time left is printed every {c.log_every} steps"
+        every = "every step" if c.log_every == 1 else f"every {c.log_every} steps"
+        left = f"; time left is printed {every}"
         return f"{run}, {memory}{left if steps > c.log_every else ''}"
     if p.time is None or p.pace.tokens_per_s is None:
         return f"{run}, {memory}. The hours are not known: {fast.why}"

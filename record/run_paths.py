@@ -48,6 +48,7 @@ class RunPaths:
         self.tokenizer = folder / "tokenizer.json"  # with which it was trained
         self.metrics = folder / "metrics.jsonl"  # the record: one JSON object per line (metrics.py)
         self.status = folder / "STATUS.json"  # what it is doing now, and a heartbeat
+        self.sent = folder / "cluster.json"  # where it was sent, if that is a cluster
         self.checkpoints = folder / "checkpoints"
         self.plots = folder / "plots"
         self.sample = folder / "sample.txt"  # generated at the end of the run

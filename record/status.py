@@ -35,12 +35,12 @@ from record.locks import (
     read_holder,
     read_stage,
 )
-from record.metrics import RecordReader, is_number
+from record.metrics import RecordReader, duration, is_number
 from record.run_paths import RunPaths
 from settings import ROOT, SettingsError
 from settings.config import Config
 from settings.json_file import read_object
-from settings.resolve import show_path
+from settings.resolve import name_run, show_path
 
 log = logging.getLogger(__name__)
 
@@ -103,6 +103,16 @@ class Status:
         if time.monotonic() - self.last_beat >= BEAT_S:
             self.write()
 
+    def describe_phase(self) -> str:
+        """Say what is going on, and for how long; "" if nothing is."""
+        if not self.is_going_on:
+            return ""
+        passed = duration(time.time() - self.facts["since"])
+        step = ""
+        if self.has_trained:
+            step = f", step {self.facts['step']}/{self.facts['last_step']}, loss {self.facts['loss']:.4f}"
+        return f"{self.facts['phase']}{step}: {passed} so far"
+
     @property
     def is_going_on(self) -> bool:
         """Whether a phase was entered, and not yet the last one."""
@@ -134,6 +144,7 @@ def of_run(c: Config, paths: RunPaths, active: bool) -> Status:
         run=c.run_name,
         host=socket.gethostname(),
         last_step=c.last_step,
+        horizon=c.horizon,
         **known,
     )
 
@@ -186,6 +197,8 @@ def describe(paths: RunPaths) -> str:
     over = bool(stage) or phase in OVER
     if not over and state.get("host") == socket.gethostname() and not is_locked(paths.lock):
         phase = f"killed while {phase}"
+    if phase == "done" and state.get("horizon", 0) > state.get("last_step", 0):
+        phase = f"stopped at MAX_STEPS={state['last_step']} of {state['horizon']},"
     return line_of(paths.name, state, phase, over, time.time()) + remark
 
 
@@ -224,7 +237,9 @@ def line_of(name: str, state: dict[str, Any], phase: str, over: bool, now: float
     if is_number(state.get("loss")):
         line += f"  loss {state['loss']:.4f}"
     if not over and is_number(state.get("heartbeat")):
-        line += f"  updated {now - state['heartbeat']:.0f} s ago on {state.get('host')}"
+        age_s = max(0.0, now - state["heartbeat"])
+        age = f"{age_s:.0f} s" if age_s < 60 else duration(age_s)
+        line += f"  updated {age} ago on {state.get('host')}"
     return make_printable(line)
 
 
@@ -274,7 +289,11 @@ def stop(paths: RunPaths, patience_s: float = 150.0) -> str:
                 f"{paths.train_log}, and kill the process if it hangs: its last checkpoint is safe"
             )
         time.sleep(RETRY_S)
-    return describe(paths) if asked else f"run {paths.name} is not running here"
+    if not asked:
+        return f"run {paths.name} is not running here"
+    if not look_up(paths)[0]:
+        return f"{paths.name} was stopped before it trained"
+    return describe(paths)
 
 
 def ask(paths: RunPaths, pid: int, host: str) -> None:
@@ -282,7 +301,7 @@ def ask(paths: RunPaths, pid: int, host: str) -> None:
     if host != socket.gethostname():
         raise StopError(
             f"run {paths.name} is trained on {host} (pid {pid}), and this is {socket.gethostname()}: "
-            f"run make stop RUN_NAME={paths.name} there"
+            f"run make stop {name_run(paths.folder)} there"
         )
     try:
         os.kill(pid, signal.SIGTERM)
@@ -294,20 +313,28 @@ def ask(paths: RunPaths, pid: int, host: str) -> None:
         ) from None
 
 
-def list_runs(paths: RunPaths) -> str:
-    """Return a line for each run next to this one."""
-    parent = paths.folder.parent
+def find_runs(parent: Path, node: int = 0, with_sent: bool = False) -> list[RunPaths]:
+    """Return the runs in a folder, by name. Raises RunFolderError if it cannot be read.
+
+    with_sent: also those that are in a cluster alone.
+    """
     folders: list[Path] = []
     try:
-        folders = sorted(parent.iterdir())
+        folders = sorted(parent.absolute().iterdir())
     except FileNotFoundError:
         pass
     except OSError as error:
         raise RunFolderError(
             f"{parent}: cannot be read ({error.strerror}). Fix its permissions, or set RUNS_DIR"
         ) from None
-    runs = [run for folder in folders if is_run(run := RunPaths(folder, paths.node))]
-    lines = [describe(run) + describe_results(run) for run in runs]
+    runs = [RunPaths(folder, node) for folder in folders]
+    return [run for run in runs if is_run(run) or (with_sent and run.sent.is_file())]
+
+
+def list_runs(paths: RunPaths) -> str:
+    """Return a line for each run next to this one."""
+    parent = paths.folder.parent
+    lines = [describe(run) + describe_results(run) for run in find_runs(parent, paths.node)]
     return "\n".join(lines) or f"no runs in {parent}"
 
 
@@ -338,10 +365,13 @@ def describe_document(document: Any) -> str:
     return f"{document.get('source')} {place}: {document.get('text')}"
 
 
-def main(argv: list[str]) -> int:
-    """Do what a target asks for, and print it. Returns the exit code."""
+def main(argv: list[str], run: RunPaths | None = None) -> int:
+    """Do what a target asks for, and print it. Returns the exit code.
+
+    run: the one that is meant. Default: that of the settings.
+    """
     try:
-        paths = RunPaths.of_node(Config.load(), ROOT)
+        paths = run or RunPaths.of_node(Config.load(), ROOT)
         if argv == ["runs"]:
             text = list_runs(paths)
         elif not is_run(paths):

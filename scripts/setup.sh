@@ -6,7 +6,7 @@
 #   reads: VENV (default .venv), PYTHON (a Python >= 3.11), TORCH_BACKEND (auto, cpu, cu126, cu130 ...)
 #   makes: $VENV; its stamps .ready, .ready-dev and .ready-finetune come last, so a setup that was cut short runs again
 # An environment that pip install -e . or uv sync made is used as it is.
-# Prints nothing if nothing is missing. Exit codes: 64 usage, 78 nothing to build on, 1 an install failed.
+# Prints nothing if nothing is missing. Exit codes: 64 usage, 78 nothing to build on, 1 an install failed, 143 Ctrl-C.
 set -euo pipefail
 CDPATH="" cd "$(dirname "${BASH_SOURCE[0]}")/.."
 shopt -s lastpipe 2> /dev/null || true  # SAID outlives its loop; bash of macOS cannot do so, and gives less advice
@@ -53,6 +53,21 @@ failed() {  # WHAT: what to do follows from what pip or uv printed, in $SAID
   fi
   break_off 1 "$1 failed, see above. $advice"
 }
+relay() {  # WHAT: pass lines on to standard error, add them to SAID, and say every 15 s that WHAT takes time
+  local line
+  while true; do
+    if IFS= read -rt "${SETUP_QUIET_S:-15}" line; then
+      [[ $line != *"is ignored: it is neither"* ]] || continue
+      echo "$line" >&2
+      SAID+=$line$'\n'
+    elif (( $? > 128 )); then
+      say "still $1, $SECONDS s so far"
+    else
+      break
+    fi
+  done
+}
+export -f say relay  # for setup_torch.sh
 digest() { cat "$@" | { sha256sum 2> /dev/null || shasum -a 256; } | cut -d ' ' -f 1; }
 
 base_is_ready() {
@@ -118,16 +133,10 @@ take_lock() {  # until this process and all it started are gone; by Python, sinc
 }
 
 pip_install() {  # what a lock file pins; without pip's remarks on folders in its configuration
-  local line
   say "installing $1 in $VENV"
   SAID=""
   "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile --only-binary :all: \
-    --require-hashes --no-deps -r "$1" 2>&1 |
-    while IFS= read -r line; do
-      [[ $line != *"is ignored: it is neither"* ]] || continue
-      echo "$line" >&2
-      SAID+=$line$'\n'
-    done || failed pip
+    --require-hashes --no-deps -r "$1" 2>&1 | relay "installing $1" || failed pip
 }
 
 install_base() {
@@ -159,7 +168,7 @@ main() {
   choose_python
   take_lock
   # pip ends a Ctrl-C as an ordinary failure, which is not the network's
-  trap 'break_off 130 "interrupted; the same command goes on"' INT
+  trap 'say() { echo "$*" >&2; }; break_off 143 "Setup interrupted. Run the same command to continue."' INT
   base_is_ready || install_base
   more_is_ready "$more" || {
     pip_install "requirements/$more.txt"

@@ -55,7 +55,8 @@ main() {
     :  # kept
   elif version=$(local_wheel) && wanted "$version"; then
     announce "$version" "$driver" "from a wheel on this machine"
-    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile --no-index "torch==$version" >&2
+    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile --no-index "torch==$version" 2>&1 |
+      relay "installing torch"
   else
     # uv's auto would take the build for a laptop's Intel GPU, and cannot read what nvidia-smi says of several GPUs
     [[ $BACKEND != auto || -n $driver ]] || BACKEND=cpu
@@ -70,8 +71,11 @@ main() {
       *) size="about 3 GB with the CUDA libraries" ;;
     esac
     announce "$version" "$driver" "$size to download"
-    [[ -t 2 ]] || uv+=(--quiet)  # on a terminal it shows how far it is
-    "${uv[@]}" >&2
+    if [[ -t 2 ]]; then  # it shows how far it is
+      "${uv[@]}" >&2
+    else
+      "${uv[@]}" --quiet 2>&1 | relay "installing torch"
+    fi
   fi
   "$VENV/bin/python" -c "$CHECK"
 }

@@ -18,6 +18,7 @@ from settings.config import Config
 from settings.declare import format_value
 from settings.resolve import resolve
 from train.children import Children, complain, say
+from train.launcher import NOTHING_TRAINED
 from train.start_node import FINETUNE, PRETRAIN, STOPPED_EARLY, Node, Workload
 
 DEFAULTS = {
@@ -72,7 +73,7 @@ def start(words: list[str], node: Node) -> int:
 
 
 def main(words: list[str]) -> int:
-    children = Children()
+    children = Children(lambda: NOTHING_TRAINED)
     workload = FINETUNE if "finetune" in words else PRETRAIN
     try:
         node = Node(load(words, workload), children, workload)

@@ -194,6 +194,17 @@ def check_best(config: Config) -> Conflict:
     return None
 
 
+def check_eval_tokens(config: Config) -> Conflict:
+    """Require enough validation tokens, or none."""
+    if config.eval_tokens >= 256:
+        return None
+    if config.eval_tokens:
+        return "EVAL_TOKENS", "Must be at least 256, or 0 for no evaluation."
+    if config.keep_best:
+        return "EVAL_TOKENS", "KEEP_BEST=1 compares evaluations. Set for example EVAL_TOKENS=65536."
+    return None
+
+
 # Rule -> the targets that use all settings in it.
 CHECKS: dict[Check, Set[str]] = {
     check_heads: PRETRAIN | OPEN,
@@ -210,6 +221,7 @@ CHECKS: dict[Check, Set[str]] = {
     check_sharding: PRETRAIN,
     check_nodes: PRETRAIN & NODE,
     check_best: TRAIN,
+    check_eval_tokens: TRAIN | {"eval"},
 }
 # What a fine-tuned model, whose shape is given and whose steps are EPOCHS, is not asked.
 PRETRAINING = (check_heads, check_kv_heads, check_schedule, check_tokenizer)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import shlex
 from collections.abc import Collection, Set
 from pathlib import Path
 from typing import Any
@@ -247,6 +248,11 @@ def find_warnings(environ: Texts, explicit: Givens, ignored: Givens) -> list[str
             shown.append(f"{name}={SETTINGS[name].show(given.text)}")
     if shown:
         warnings.append(f"From the environment: {' '.join(shown)}")
+    used_prompt = is_used("PROMPT", {environ.get("MAKE_TARGET", "")})
+    if environ.get("PROMPT") and "PROMPT" not in explicit and used_prompt:
+        warnings.append(
+            "PROMPT (environment) is not used, since shells export one. Set it as make PROMPT=..."
+        )
     for name in sorted(environ.keys() - SETTINGS.keys() - explicit.keys()):
         meant = find_meant(name, 0.9)
         if meant and meant not in environ:
@@ -276,6 +282,34 @@ def build_environment(settings: Texts, without: Collection[str] = ()) -> dict[st
     without = {"MAKE_TARGET", "MAKE_SETTINGS", *without}
     kept = {name: value for name, value in os.environ.items() if name not in without}
     return kept | dict(settings)
+
+
+def name_run(folder: Path) -> str:
+    """Return the settings by which a command finds the run in a folder."""
+    name = f"RUN_NAME={folder.name}"
+    runs_dir = show_path(folder.parent)
+    if runs_dir == DEFAULTS["RUNS_DIR"]:
+        return name
+    return f"RUNS_DIR={shlex.quote(runs_dir)} {name}"
+
+
+def name_new_run(folder: Path) -> str:
+    """Return the settings of a run that does not exist yet, in this folder or one of a similar name."""
+    number = 2
+    new = folder
+    while new.exists():
+        new = folder.with_name(f"{folder.name}-{number}")
+        number += 1
+    return name_run(new)
+
+
+def repeat_typed(without: Collection[str]) -> str:
+    """Return the settings of make's command line as they are typed, but those that the new command has itself."""
+    words = []
+    for name, given in sources.read_command_line(os.environ).items():
+        if name not in without:
+            words.append(f" {name}={shlex.quote(given.text)}")
+    return "".join(words)
 
 
 def show_path(path: Path) -> str:

@@ -64,7 +64,8 @@ class Run(Section):
         DERIVED,
         "Name of the run: its folder in RUNS_DIR and its name in W&B. "
         "Training a name that exists resumes that run. "
-        "Default: PRESET, or PRESET-NAME with DATA: tiny-novels for novels.txt.",
+        "Default: PRESET, or PRESET-NAME with DATA: tiny-novels for novels.txt. "
+        "Commands about a run that exists choose the one that is running, else the newest.",
         example="tiny-lr3e-3-seed1",
         used_by=EVERY - {"compare", "runs"},
     )

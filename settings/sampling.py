@@ -13,7 +13,8 @@ class Sampling(Section):
     prompt: str = setting(
         "",
         "Text to continue, or the message to answer. Default: standard input; in a terminal, "
-        "`make sample` starts as the sample of the run does, and `make chat` asks.",
+        "`make sample` starts as the sample of the run does, and `make chat` asks. "
+        "make does not read it from the environment, where shells have a PROMPT of their own.",
         format=ANY,
         example="Once upon a time",
     )

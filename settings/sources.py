@@ -75,8 +75,15 @@ def read_command_line(environ: Texts) -> Givens:
 
 
 def read_environment(environ: Texts) -> Givens:
-    """Read what is exported. NAME is not read: some systems export one of their own."""
-    texts = {name: environ.get(name, "") for name in SETTINGS if name != "NAME"}
+    """Read what is exported.
+
+    NAME is not read: some systems export one of their own. So do some shells with PROMPT, which under make comes
+    from the command line or the env file.
+    """
+    others = {"NAME"}
+    if environ.get("MAKE_TARGET"):
+        others.add("PROMPT")
+    texts = {name: environ.get(name, "") for name in SETTINGS if name not in others}
     return give(texts, ENVIRONMENT)
 
 

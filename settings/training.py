@@ -184,7 +184,19 @@ class Training(Section):
     @property
     def last_step(self) -> int:
         """Step after which a pretraining run is done."""
-        return self.max_steps or -(-self.train_tokens // self.batch_tokens)
+        return self.max_steps or self.horizon
+
+    @property
+    def horizon(self) -> int:
+        """Step at which the learning-rate schedule ends."""
+        return -(-self.train_tokens // self.batch_tokens)
+
+    @property
+    def early_end(self) -> str:
+        """Which setting ends a run before its schedule, `MAX_STEPS=50 of 977`; "" if none does."""
+        if self.last_step >= self.horizon:
+            return ""
+        return f"MAX_STEPS={self.last_step} of {self.horizon:,}"
 
 
 @section
@@ -270,14 +282,14 @@ class Evaluation(Section):
 
     eval_every: Steps = setting(
         1000,
-        "Number of steps between evaluations. 0 evaluates only at the end.",
+        "Number of steps between evaluations. 0 evaluates only at the end; EVAL_TOKENS=0 never.",
         used_by=TRAIN,
     )
     eval_tokens: Tokens = setting(
         65536,
         "Size of the fixed validation set that is used during training. "
-        "The evaluation at the end uses all validation data, up to 20 x EVAL_TOKENS.",
-        minimum=256,
+        "The evaluation at the end uses all validation data, up to 20 x EVAL_TOKENS. "
+        "At least 256, or 0: training does not evaluate, not even at the end.",
         resume=TRACKED,
     )
     eval_minutes: Positive = setting(

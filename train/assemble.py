@@ -266,6 +266,8 @@ def rehearse_and_resume(job: Job, attempt: Attempt, is_streamed: bool = False) -
     """
     config, is_compiled = job.config, parallel.bare(job.model).compiled
     job.status.phase("compiling" if is_compiled else "rehearsing")
+    if is_compiled:
+        log.info("compiling (about a minute)")
     limit_s = 4 * config.start_timeout_s
     attempt.watch.expect("the rehearsal of a step", limit_s)
     with (

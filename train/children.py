@@ -1,18 +1,25 @@
-"""Run one child process at a time and pass signals on to it."""
+"""Run one child process at a time, and stop it when this process is asked to stop."""
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 
+from record.exit_codes import INTERRUPTED
 from record.wait import wait
 from settings import ROOT
+from train.console import wrap
 from train.distributed.signals import end_with_parent
 
-ECHO_S = 3.0  # signals to a whole process group arrive several times, at most this far apart
+# One request may arrive several times, at most this far apart in seconds: `timeout` sends a signal to the process
+# and to its group, make passes SIGTERM on, and a terminal that closes sends SIGHUP at any time. Each press of Ctrl-C
+# is one SIGINT.
+ECHO_S = {signal.SIGINT: 0.1, signal.SIGTERM: 3.0, signal.SIGHUP: math.inf}
 PAUSE_TICK_S = 0.1
 STDOUT = 1
 STDERR = 2
@@ -23,31 +30,44 @@ class Children:
 
     Attributes:
         stop_requested: whether any of these signals came.
+        describe_stop: says what a stop does at this moment; "" if the child says it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, describe_stop: Callable[[], str] = lambda: "") -> None:
         self.stop_requested = False
+        self.describe_stop = describe_stop
         self.child: subprocess.Popen[bytes] | None = None
-        self.stopped_at: float | None = None
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        self.child_is_told = False
+        self.asked_at = 0.0
+        for number in ECHO_S:
             # A detached run, which ignores SIGHUP, must outlive its terminal.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self.handle)
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        self.stop_requested = True
-        self.stop_child()
+        """Answer at once. A second press of Ctrl-C quits, whatever the child is doing."""
+        now = time.monotonic()
+        if self.stop_requested and now - self.asked_at <= ECHO_S[signal.Signals(number)]:
+            return
+        self.asked_at = now
+        if not self.stop_requested:
+            self.stop_requested = True
+            answer = self.describe_stop()
+            if answer:
+                say(f"\n{wrap(answer)}" if sys.stdout.isatty() else answer)
+            self.stop_child()
+        elif number == signal.SIGINT:
+            say("Quitting without saving.")
+            if self.child is None:
+                os._exit(INTERRUPTED)
+            self.child.kill()  # its own children end with it
+        elif self.child:
+            self.child.terminate()
 
     def stop_child(self) -> None:
-        """Send SIGTERM to the child, but not twice for one request.
-
-        A second SIGTERM makes torchrun leave its workers behind.
-        """
-        if self.child is None:
-            return
-        now = time.monotonic()
-        if self.stopped_at is None or now - self.stopped_at > ECHO_S:
-            self.stopped_at = now
+        """Send SIGTERM to the child, but not twice: torchrun would leave its workers behind."""
+        if self.child and not self.child_is_told:
+            self.child_is_told = True
             self.child.terminate()
 
     def run(
@@ -58,9 +78,8 @@ class Children:
         Args:
             quiet: show only what it complains about.
         """
-        self.stopped_at = None
-        # Ctrl-C reaches the child as SIGTERM, from here. Python would answer SIGINT with a traceback
-        # until the child installs a handler.
+        self.child_is_told = False
+        # Ctrl-C and a closed terminal reach the child as SIGTERM, once, from here.
         self.child = subprocess.Popen(
             command,
             cwd=ROOT,
@@ -81,8 +100,9 @@ class Children:
 
 
 def prepare_child() -> None:
-    """In the child, before its program starts: leave Ctrl-C to this process, and end with it."""
+    """In the child, before its program starts: ignore what a terminal sends to all, and end with this process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     end_with_parent(signal.SIGTERM)
 
 

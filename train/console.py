@@ -8,10 +8,16 @@ import logging
 import shutil
 import sys
 import textwrap
+import threading
+import time
 import unicodedata
+from collections.abc import Callable
 
 from record.durable import make_printable
 
+log = logging.getLogger(__name__)
+
+QUIET_S = 15.0
 LOG_ONLY = {"terminal": ""}  # extra= of what a terminal does not show
 
 
@@ -43,6 +49,31 @@ def start_logging() -> None:
         handler.setFormatter(ForTerminals())
         handler.addFilter(lambda record: getattr(record, "terminal", None) != "")
     logging.basicConfig(level=logging.INFO, handlers=[handler])
+
+
+def report_quiet(describe: Callable[[], str]) -> None:
+    """From now on log what is going on whenever nothing was logged for QUIET_S.
+
+    describe: returns what is going on; "" if nothing is.
+    """
+    shown_at = time.monotonic()
+
+    def note(record: logging.LogRecord) -> bool:
+        nonlocal shown_at
+        shown_at = time.monotonic()
+        return True
+
+    def watch() -> None:
+        while True:
+            time.sleep(QUIET_S / 15)
+            if time.monotonic() - shown_at >= QUIET_S:
+                text = describe()
+                if text:
+                    log.info("%s", text)
+
+    for handler in logging.getLogger().handlers[:1]:  # that of the terminal
+        handler.addFilter(note)  # after the one that leaves out what a terminal does not show
+    threading.Thread(target=watch, name="quiet", daemon=True).start()
 
 
 def wrap(text: str) -> str:

@@ -13,6 +13,7 @@ SIGTERM, when another process has died.
 """
 
 import dataclasses
+import math
 import os
 import signal
 import sys
@@ -21,7 +22,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from record import locks
+from record import locks, status
+from record.default_run import choose_run
 from record.exit_codes import (
     BAD_DATA,
     DONE,
@@ -31,7 +33,7 @@ from record.exit_codes import (
     STOPPED,
     describe,
 )
-from record.run_paths import RunPaths
+from record.run_paths import RunPaths, list_checkpoints
 from settings import ROOT, SettingsError
 from settings.checks import PRETRAINING
 from settings.config import Config
@@ -46,6 +48,7 @@ TRAINERS = ("train.main", "finetune.main")
 FIRST_PAUSE_S = 1
 LONGEST_PAUSE_S = 30
 SIGNALED = 128  # and the signal's number: a shell's exit code
+NOTHING_TRAINED = "Stopping. Nothing was trained yet."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +79,9 @@ class Launcher:
         self.paths = RunPaths.of_node(config, ROOT)
         self.processes = config.nproc or 1  # until GPUs are counted
         self.has_peers = config.site_nodes > 1
+        self.started_at = math.inf  # Unix time at which the trainer that runs was started
+        if module in TRAINERS:
+            children.describe_stop = self.describe_stop
 
     def launch(self) -> int:
         """Start the module until it succeeds, or until another attempt cannot help.
@@ -169,10 +175,14 @@ class Launcher:
             return Attempt(INTERRUPTED)
         command = self.build_command()
         environment = {**environment, "LAUNCHED_AT": str(time.monotonic())}
-        if self.has_peers or self.processes > 1:
-            code, reported, reason = self.run_reporting(command, environment, folder)
-            return Attempt(self.choose_code(code, reported), reason)
-        return Attempt(self.choose_code(self.children.run(command, environment)))
+        self.started_at = time.time()
+        try:
+            if self.has_peers or self.processes > 1:
+                code, reported, reason = self.run_reporting(command, environment, folder)
+                return Attempt(self.choose_code(code, reported), reason)
+            return Attempt(self.choose_code(self.children.run(command, environment)))
+        finally:
+            self.started_at = math.inf
 
     def run_reporting(
         self, command: Sequence[str], environment: Mapping[str, str], folder: Path
@@ -196,12 +206,26 @@ class Launcher:
         if code == SIGNALED + signal.SIGINT:  # which only a user sends
             self.children.stop_requested = True
         if reported == INTERRUPTED:  # by a signal, before there was anything to save
-            return STOPPED if self.children.stop_requested else OTHER.code
+            return INTERRUPTED if self.children.stop_requested else OTHER.code
         if reported and (code <= SIGNALED or is_final(reported)):
             code = reported
         if self.children.stop_requested and not is_final(code):
             return INTERRUPTED
         return code
+
+    def describe_stop(self) -> str:
+        """Say what a request to stop does now."""
+        state = status.read(self.paths.status)
+        is_of_attempt = state.get("heartbeat", 0.0) >= self.started_at
+        if is_of_attempt and state.get("can_save"):
+            return "Stopping: saving a checkpoint. Press Ctrl-C again to quit without saving."
+        if is_of_attempt and "can_save" in state:
+            return "Stopping without a checkpoint, because SAVE_EVERY=0."
+        if self.config.rank_in_site and self.started_at < math.inf:
+            return "Stopping. Press Ctrl-C again to quit at once."
+        if list_checkpoints(self.paths.checkpoints):
+            return "Stopping. Nothing was trained since the last checkpoint."
+        return NOTHING_TRAINED
 
     def prepare_environment(self, folder: Path) -> dict[str, str]:
         """Choose how many processes there are, and return their environment."""
@@ -217,6 +241,9 @@ class Launcher:
             record_nccl(environment, self.paths)
         environment["PROGRESS_FILE"] = str(folder / "progress")
         environment["LAUNCHER_PID"] = str(os.getpid())  # the trainer ends with its parent
+        environment["PET_SIGNALS_TO_HANDLE"] = (
+            "SIGTERM"  # of torchrun, which would end at a second one
+        )
         return environment
 
     def build_command(self) -> list[str]:
@@ -265,6 +292,8 @@ def main(words: list[str]) -> int:
     children = Children()
     try:
         # The trainer checks what only pretraining requires; MODULE may be something else.
+        if words:
+            os.environ |= choose_run()
         resolved = resolve(without=PRETRAINING).check()
     except SettingsError as error:
         complain(str(error))

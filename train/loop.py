@@ -17,7 +17,7 @@ def train(job: Job) -> bool:
     config = job.config
     clock = clock_of(job.world.device)
     job.interrupt.training = True
-    job.status.phase("first step", step=job.step)
+    job.status.phase("first step", step=job.step, can_save=config.save_every != 0)
     try:
         for hook in job.hooks:
             hook.at_start(job)

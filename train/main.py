@@ -84,9 +84,11 @@ class Process:
     def end_early(self) -> None:
         """A signal ends this process before it trains."""
         asked = self.interrupt.asked
-        log.info("stopped by %s before training; there is nothing to save", asked)
+        log.info(
+            "stopped by %s before training; there is nothing to save", asked, extra=console.LOG_ONLY
+        )  # to a terminal the launcher says it
         if self.status:
-            self.status.end(STOPPED)
+            self.status.end(INTERRUPTED)
         report_exit(INTERRUPTED)
 
 
@@ -132,6 +134,8 @@ def run(process: Process, training: Training) -> int:
     if is_finished(config, paths, world, training.target):
         return DONE
     process.status = status.of_run(config, paths, world.is_first)
+    if world.is_first:
+        console.report_quiet(process.status.describe_phase)
     attempt = Attempt(config, paths, world, process.interrupt, process.status, is_shared, stopwatch)
     job = process.job = training.build_job(attempt)
     is_done = loop.train(job)
@@ -212,7 +216,7 @@ def leave_at_once(code: int) -> None:
 def say_stopped(job: Job) -> None:
     outcome = "and saved a checkpoint. Run the same command to resume."
     if not job.step:
-        outcome = "with nothing to save yet. Run the same command to start again."
+        outcome = "with nothing to save yet. Run the same command to resume."
     elif job.config.save_every == 0:
         outcome = "without a checkpoint, because SAVE_EVERY=0."
     asked = job.interrupt.asked or "another rank"
@@ -245,8 +249,15 @@ def end_record(job: Job, reason: str) -> None:
             **values,
         )
         if account:
-            finished = f"\nFinished in {metrics.duration(sum(account.seconds().values()))}."
-            job.recorder.say(account.summary(), finished if reason == "done" else "")
+            finished = ""
+            if reason == "done":
+                took = metrics.duration(sum(account.seconds().values()))
+                finished = f"\nFinished in {took}."
+                if early := job.config.early_end:
+                    stopped = f"Stopped at {early}; the same command without it goes on."
+                    finished = f"\n{stopped} It took {took}."
+                    job.recorder.say(stopped, terminal="")
+            job.recorder.say(account.summary(), finished)
     job.recorder.close()
 
 

@@ -10,6 +10,7 @@ from record.locks import RunFolderError
 from record.run_paths import RunPaths, list_checkpoints, name_checkpoint
 from settings.config import Config
 from settings.declare import format_tokens
+from settings.resolve import name_new_run
 from settings.resume import RunConfigError, read_run_config
 from train.checkpoint.manifest import CheckpointError, verify
 from train.console import Printable
@@ -89,13 +90,18 @@ def describe_end(c: Config, paths: RunPaths, target: str) -> str:
     if target == "finetune" and not c.max_steps:
         last, further = f"EPOCHS={c.epochs} of DATA, {c.last_step} steps", f"EPOCHS={2 * c.epochs}"
     end = f"run {c.run_name} is done: {step} of {c.last_step} steps, in {paths.folder}"
+    if c.early_end:
+        end = (
+            f"run {c.run_name} stopped at {c.early_end}, in {paths.folder}; "
+            "the same command without it goes on"
+        )
     if step > c.last_step:
         end = f"run {c.run_name} is already at step {step}, past {last}: nothing is left to do"
     if target == "train" and c.min_learning_rate == 0 and step * c.batch_tokens >= c.train_tokens:
         tokens = format_tokens(2 * c.train_tokens)
         return (
             f"{end}\nThe learning rate is 0, so more steps change nothing. To train longer, set "
-            f"RUN_NAME={c.run_name}-longer TRAIN_TOKENS={tokens}."
+            f"{name_new_run(paths.folder.with_name(f'{c.run_name}-longer'))} TRAIN_TOKENS={tokens}."
         )
     if saved:
         end += f"\nTo train it further, set {further}."

@@ -7,7 +7,6 @@ the pod agent run next to it.
 import contextlib
 import dataclasses
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -18,13 +17,13 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from record import locks
-from record.exit_codes import BAD_DATA, BAD_SETTING, DONE, INTERRUPTED, NODES_MISSING, STOPPED
+from record.exit_codes import BAD_DATA, BAD_SETTING, DONE, INTERRUPTED, NODES_MISSING
 from record.locks import RunFolderError, RunIsHeld
 from record.wait import wait
 from settings import ROOT
 from settings.config import DEFAULTS, Config
 from settings.declare import format_tokens
-from settings.resolve import show_path
+from settings.resolve import name_new_run, name_run, repeat_typed, show_path
 from train import launcher
 from train.children import Children, complain, say
 from train.distributed import rendezvous
@@ -35,7 +34,7 @@ LOCK_TICK_S = 2.0
 SIDECARS_END_S = 3.0  # for the sampler and the agent to finish their files
 FINAL_CODES = (DONE, BAD_SETTING, BAD_DATA)  # after which no other pod takes this one's place
 CODE_MIXES = ("python:1", DEFAULTS["DATA_MIX"])  # Python code: tiny's and the default
-STOPPED_EARLY = "\nStopped before a checkpoint was saved. Run the same command to continue."
+STOPPED_EARLY = "Stopped. Run the same command to resume."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +120,7 @@ class Node(Launcher):
             return DONE
         if self.children.stop_requested:
             say(STOPPED_EARLY)
-            return STOPPED
+            return INTERRUPTED
         if self.has_peers and not in_pod():  # pods end with their Job
             rendezvous.announce_end(self.config, code, reason)
         return code
@@ -129,20 +128,18 @@ class Node(Launcher):
     def describe_next_steps(self) -> str:
         """Say what to do with a run that is done."""
         config = self.config
-        name = config.run_name
-        where = f"RUN_NAME={name}"
-        if config.runs_dir != DEFAULTS["RUNS_DIR"]:
-            where = f"RUNS_DIR={shlex.quote(config.runs_dir)} {where}"
         is_python = config.data_mix in CODE_MIXES and self.workload is PRETRAIN
         prompt = "def main(" if is_python else "Once"
         lines = [
             "\nNext:",
             f"    open {show_path(self.paths.plots / 'loss_curves.html')}",
-            f'    make sample {where} PROMPT="{prompt}"',
+            f'    make sample {name_run(self.paths.folder)} PROMPT="{prompt}"',
         ]
-        if is_python and name == "tiny":  # the first run
+        if is_python and config.run_name == "tiny" and not config.early_end:  # the first run
+            longer = name_new_run(self.paths.folder.with_name("longer"))
             tokens = format_tokens(2 * config.train_tokens)
-            lines.append(f"    make train RUN_NAME=longer TRAIN_TOKENS={tokens}")
+            rest = repeat_typed(without=("RUNS_DIR", "RUN_NAME", "TRAIN_TOKENS", "MAX_STEPS"))
+            lines.append(f"    make train {longer} TRAIN_TOKENS={tokens}{rest}")
         return "\n".join(lines)
 
     def remove_empty_folder(self) -> None:
@@ -164,7 +161,7 @@ class Node(Launcher):
     def describe_holder(self) -> str:
         """Say that another process works on the run, and what to do about it."""
         holder = locks.read_holder(self.paths.job) or "it has just started"
-        named = f"RUN_NAME={self.paths.name}"
+        named = name_run(self.paths.folder)
         return (
             f"run {self.paths.name} is running already ({holder}). Use make status {named}, "
             f"make attach {named} or make stop {named}, or choose another RUN_NAME."
@@ -211,11 +208,8 @@ class Node(Launcher):
         sys.stdout.flush()
         with open(self.paths.console_log, "ab") as console, open(os.devnull) as nothing:
             if os.fork():
-                name = self.config.run_name
-                say(
-                    "training in the background: make status, make attach, make stop "
-                    f"(RUN_NAME={name})"
-                )
+                named = name_run(self.paths.folder)
+                say(f"training in the background: make status, make attach, make stop ({named})")
                 return False
             os.setsid()
             os.environ["DETACH"] = "0"

@@ -13,6 +13,7 @@ from analysis.energy.join import add_energy
 from analysis.energy.result import Energy
 from analysis.runs import Run, RunError, read_run
 from analysis.tables import print_table, write_columns
+from record.default_run import choose_run
 from record.exit_codes import BAD_DATA, DONE
 from record.goodput import CATEGORIES
 from record.metrics import duration, figures
@@ -25,7 +26,7 @@ from settings.resolve import show_path
 def main() -> int:
     """Print the table and write the file. Returns the exit code."""
     try:
-        config = Config.load()
+        config = Config.load(defaults=choose_run())
         folder = RunPaths.of_node(config, ROOT).folder
         run = add_energy(read_run(folder))
         energy = run.energy

@@ -88,9 +88,16 @@ def choose(place: Place, here: Context) -> tuple[str, str, list[str]]:
     return name, namespace, said
 
 
-def decide(environ: Mapping[str, str] | None = None, root: Path = ROOT) -> Place:
-    """The place that a command is about. Raises SettingsError where a setting is bad by itself."""
-    here = look(environ, root, {})
+def decide(
+    environ: Mapping[str, str] | None = None,
+    root: Path = ROOT,
+    chosen: Mapping[str, str] | None = None,
+) -> Place:
+    """The place that a command is about. Raises SettingsError where a setting is bad by itself.
+
+    chosen: the default of RUN_NAME (record/default_run.py).
+    """
+    here = look(environ, root, chosen or {})
     where = here.config.where
     if where == "local" or (where == "auto" and not here.sent and is_run(here.paths)):
         return here

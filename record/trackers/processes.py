@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from record.default_run import choose_run
 from record.locks import RunFolderError
 from record.run_paths import RunPaths
 from record.trackers.wandb_env import build_environment, find_mode, has_key
@@ -144,7 +145,7 @@ def close_trackers(trackers: Sequence[TrackerProcess], patience_s: float) -> Non
 def main() -> int:
     """Send the run to its trackers from its record, to the end. Returns the exit code."""
     try:
-        c = Config.load()
+        c = Config.load(defaults=choose_run())
         check_trackers(c)
         if not list_trackers(c):
             raise SettingsError(

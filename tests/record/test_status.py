@@ -357,7 +357,7 @@ def test_stop_tells_of_a_process_that_does_not_stop(paths, processes):
     ("host", "words"),
     [
         # The lock is seen over a shared disk; its pid is somebody else's here.
-        ("elsewhere", r"trained on elsewhere \(pid 7\).*make stop RUN_NAME=a-run"),
+        ("elsewhere", r"trained on elsewhere \(pid 7\).*make stop .*RUN_NAME=a-run"),
         (HOST, r"run a-run belongs to another user \(pid 7\)"),
     ],
 )
@@ -430,3 +430,22 @@ def test_a_target_without_a_run_says_why(
     monkeypatch.setenv("RUN_NAME", name)
     assert status.main([command]) == code
     assert words.format(folder=paths.folder.parent) in capsys.readouterr().err
+
+
+def test_a_run_that_max_steps_ended_is_not_called_done(paths):
+    write_status(paths, phase="done", step=20, last_step=20, horizon=977)
+    assert "stopped at MAX_STEPS=20 of 977, step 20/20" in describe(paths)
+    write_status(paths, phase="done", step=20, last_step=20, horizon=20)
+    assert describe(paths).startswith("done  ")
+
+
+def test_what_goes_on_is_told_in_words(tmp_path, clock):
+    state = Status(tmp_path / "STATUS.json", active=False)
+    assert state.describe_phase() == ""
+    state.phase("compiling")
+    clock.now += 75
+    assert state.describe_phase() == "compiling: 1:15 so far"
+    state.phase("training", step=3, last_step=977, loss=8.25)
+    assert state.describe_phase() == "training, step 3/977, loss 8.2500: 0:00 so far"
+    state.phase("done")
+    assert state.describe_phase() == ""

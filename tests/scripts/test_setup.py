@@ -288,10 +288,20 @@ def test_ctrl_c_is_not_blamed_on_the_network(machine):
     os.killpg(process.pid, signal.SIGINT)
     machine.write("gate")
     _, text = process.communicate(timeout=120)
-    assert process.returncode == 130
-    assert "setup: interrupted; the same command goes on" in text and "network" not in text
+    assert process.returncode == 143
+    assert "\nSetup interrupted. Run the same command to continue.\n" in text
+    assert "network" not in text
     assert not machine.ready.exists()
     machine.setup()
+
+
+def test_a_long_installation_is_not_silent(machine):
+    process = machine.start_setup(GATE="gate", SETUP_QUIET_S="0.1")
+    while "still installing requirements/base.txt, " not in process.stderr.readline():
+        pass
+    machine.write("gate")
+    process.communicate(timeout=120)
+    assert process.returncode == 0
 
 
 def test_a_failed_update_keeps_the_environment_and_is_tried_again(complete):

@@ -48,6 +48,8 @@ BROKEN: list[tuple[str, dict[str, Any], str]] = [
     ("MASTER_ADDR", {"NODES": 2}, "MASTER_ADDR=10.0.0.5 (docs/two-nodes.md)"),
     ("MASTER_ADDR", DILOCO | {"SITES": 2}, "MASTER_ADDR=10.0.0.5"),
     ("KEEP_BEST", {"KEEP_BEST": True, "SAVE_EVERY": 0}, "SAVE_EVERY=1000"),
+    ("EVAL_TOKENS", {"EVAL_TOKENS": 255}, "at least 256, or 0"),
+    ("EVAL_TOKENS", {"EVAL_TOKENS": 0, "KEEP_BEST": True}, "EVAL_TOKENS=65536"),
 ]
 KEPT: list[dict[str, Any]] = [
     {},
@@ -55,6 +57,7 @@ KEPT: list[dict[str, Any]] = [
     {"NODES": 2, "NODE_RANK": 1, "MASTER_ADDR": "a"},
     {"OPTIMIZER": "muon", "NPROC": 2},
     {"KEEP_BEST": True},
+    {"EVAL_TOKENS": 0},
     DILOCO | {"SYNC_EVERY": 32, "SYNC_FRAGMENTS": 4, "SYNC_DELAY": 7},
     {"LR_SCHEDULE": "wsd", "DECAY_TOKENS": 9_000_000, "WARMUP_TOKENS": 1_000_000},
     {"BATCH_TOKENS": 256},

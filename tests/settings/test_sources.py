@@ -33,6 +33,19 @@ def typed(**settings):
     return {**settings, "MAKE_SETTINGS": " ".join(settings)}
 
 
+def test_a_prompt_that_a_shell_exports_is_not_that_of_make_sample(root):
+    """As zsh does. Without make, the environment is where a prompt comes from."""
+    resolved = read(root, PROMPT="%n@%m", MAKE_TARGET="sample")
+    assert resolved.config.prompt == ""
+    (warning,) = resolved.warnings
+    assert warning.startswith("PROMPT (environment) is not used")
+    assert read(root, PROMPT="%n@%m", MAKE_TARGET="train").warnings == []
+    assert read(root, "PROMPT=Once\n", PROMPT="%n", MAKE_TARGET="sample").config.prompt == "Once"
+    words = typed(PROMPT="Once") | {"MAKE_TARGET": "sample"}
+    assert read(root, **words).config.prompt == "Once"
+    assert read(root, PROMPT="Once").config.prompt == "Once"
+
+
 # ---- Which source wins
 
 

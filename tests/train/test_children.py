@@ -1,6 +1,8 @@
-"""train/children.py: exit codes, and signals, which reach a child once for each request."""
+"""train/children.py: exit codes, and signals: the first is answered at once, and reaches a child once."""
 
+import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -8,13 +10,13 @@ import time
 
 import pytest
 
-from tests.running import ROOT, wait_for
+from tests.running import ROOT, wait_for, wait_until
 
 # Runs a child that reports each SIGTERM, and sends the launcher's process the signals of argv first.
 PARENT = """
 import os, sys
 from train.children import Children
-children = Children()
+children = Children(lambda: "answered")
 for number in sys.argv[2:]:
     os.kill(os.getpid(), int(number))
 code = children.run(["bash", "-c", sys.argv[1]], os.environ)
@@ -54,7 +56,30 @@ def test_a_signal_becomes_a_sigterm_of_the_child(tmp_path, number):
 
 def test_a_request_before_there_is_a_child_reaches_it(tmp_path):
     start(tmp_path / "out", "sleep 60", signal.SIGTERM).wait(60)
-    assert (tmp_path / "out").read_text() == "ended 143 True\n"
+    assert (tmp_path / "out").read_text() == "answered\nended 143 True\n"
+
+
+DEAF = f"trap 'echo interrupted' INT; {COUNTS}"
+
+
+def test_one_press_of_ctrl_c_is_one_request_and_a_second_press_quits(tmp_path):
+    """As a terminal sends it: to the whole group, once for each press, within the time in which SIGTERM echoes."""
+    out = tmp_path / "out"
+    process = start(out, DEAF)
+    wait_for(out, "ready", seconds=20)
+    os.killpg(process.pid, signal.SIGINT)
+    wait_for(out, "answered\nstopped", seconds=20)
+    process.send_signal(signal.SIGHUP)  # the terminal is closed meanwhile
+    time.sleep(0.5)
+    assert process.poll() is None
+    os.killpg(process.pid, signal.SIGINT)
+    wait_for(out, "Quitting without saving.", seconds=20)
+    said = out.read_text().partition("Quitting")[0]
+    # The first child is gone: the second is stopped before it traps anything, or is ready.
+    wait_until(lambda: re.search("ended|ready", out.read_text().partition("Quitting")[2]), 20)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    assert said.count("answered") == said.count("stopped") == 1 and "interrupted" not in said
 
 
 def test_a_stop_that_comes_several_times_is_passed_on_once_and_a_later_one_again(tmp_path):

@@ -53,3 +53,22 @@ def test_control_characters_and_what_the_encoding_lacks_are_escaped():
 def test_lines_end_at_blanks_within_the_columns(monkeypatch, text, lines):
     monkeypatch.setenv("COLUMNS", "20")
     assert console.wrap(text).split("\n") == lines
+
+
+QUIET = """
+import time
+from train import console
+console.QUIET_S = 0.1
+console.start_logging()
+texts = iter(["", "compiling", "training"])
+console.report_quiet(lambda: next(texts, ""))
+time.sleep(60)
+"""
+
+
+def test_what_goes_on_is_said_while_nothing_is_logged():
+    command = [sys.executable, "-c", QUIET]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        lines = [process.stdout.readline() for _ in range(2)]
+        process.kill()
+    assert lines == ["compiling\n", "training\n"]

@@ -1,6 +1,7 @@
 """train/launcher.py: which command it starts, what it makes of how that ends, and when it starts again."""
 
 import dataclasses
+import json
 import os
 import re
 from pathlib import Path
@@ -143,7 +144,7 @@ NO_PAUSE: list[int] = []
         ("two", 0, "r78:137", 78, NO_PAUSE, []),
         # A signal before training is a stop if this node was asked, and else the end of another process.
         ("two", 0, "r143:1", 1, NO_PAUSE, []),
-        ("two", 3, "stop:r143:1", 75, NO_PAUSE, []),
+        ("two", 3, "stop:r143:1", 143, NO_PAUSE, []),
         # It was asked to stop.
         ("two", 3, "stop:r75:1", 75, NO_PAUSE, []),
         ("two", 3, "stop:1", 143, NO_PAUSE, []),
@@ -161,7 +162,7 @@ NO_PAUSE: list[int] = []
         ("pods", 0, FIRST_STOPPED, 0, [1, 1, 1, 1], []),
         ("pods", 2, "r75:1 1 r75:1 1 1", 70, [1, 1, 1, 2], [(70, "")]),
         ("pod", 3, "r75:1 0", 75, NO_PAUSE, []),
-        ("nodes", 3, "stop:r143:1", 75, NO_PAUSE, [(75, "no shard")]),
+        ("nodes", 3, "stop:r143:1", 143, NO_PAUSE, [(143, "no shard")]),
         # A pod that is stopped itself takes no time to tell the others.
         ("pods", 3, "stop:r75:1", 75, NO_PAUSE, []),
         ("pods", 3, "s5:1 r1:1 0", 0, [1, 2], []),
@@ -225,6 +226,34 @@ def test_each_start_is_said_and_why_there_is_no_other(launch, capfd, tmp_path):
     assert "attempt 2 ended with signal KILL; last checkpoint: step 10; starting again in 2" in out
     assert "attempt 4 ended with code 1; last checkpoint: step 10. That makes 4 attempts" in err
     assert f"{tmp_path}/x/logs/" in err
+
+
+@pytest.mark.parametrize(
+    ("state", "checkpoint", "said"),
+    [
+        ({}, False, "Nothing was trained yet"),
+        ({"phase": "compiling"}, False, "Nothing was trained yet"),
+        ({"phase": "compiling"}, True, "Nothing was trained since the last checkpoint"),
+        ({"phase": "training", "can_save": True}, False, "saving a checkpoint. Press Ctrl-C again"),
+        (
+            {"phase": "evaluating", "can_save": True},
+            True,
+            "saving a checkpoint. Press Ctrl-C again",
+        ),
+        ({"phase": "training", "can_save": False}, False, "because SAVE_EVERY=0"),
+        # An attempt before this one trained.
+        ({"phase": "training", "can_save": True, "heartbeat": 5}, False, "Nothing was trained yet"),
+    ],
+)
+def test_a_stop_is_answered_with_what_it_does_then(tmp_path, state, checkpoint, said):
+    children = Children()
+    node = Launcher(Config(runs_dir=str(tmp_path), run_name="x"), children)
+    node.paths.checkpoints.mkdir(parents=True)
+    if checkpoint:
+        (node.paths.checkpoints / "step_0000004").mkdir()
+    node.paths.status.write_text(json.dumps({"heartbeat": 20} | state))
+    node.started_at = 10
+    assert said in children.describe_stop()
 
 
 def test_the_script_only_execs():

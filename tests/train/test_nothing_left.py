@@ -24,10 +24,10 @@ LONGER = (
             True,
             "train",
             {"max_steps": 5},
-            "is done: 5 of 5 steps, in ",
+            "stopped at MAX_STEPS=5 of 10, in ",
             FURTHER.format("MAX_STEPS=10"),
         ),
-        ("done", 5, False, "train", {"max_steps": 5}, "is done: 5 of 5 steps, in ", ""),
+        ("done", 5, False, "train", {"max_steps": 5}, "stopped at MAX_STEPS=5 of 10, in ", ""),
         ("done", 5, True, "train", {"max_steps": 6}, "", ""),
         ("crashed", 5, True, "train", {"max_steps": 5}, "", ""),
         (
@@ -56,7 +56,7 @@ LONGER = (
             True,
             "train",
             {"min_learning_rate": 0.0, "max_steps": 9},
-            "9 of 9",
+            "MAX_STEPS=9 of 10",
             FURTHER.format("MAX_STEPS=18"),
         ),
     ],
@@ -72,8 +72,19 @@ def test_a_run_with_nothing_left_says_how_to_go_on(
     if saved:
         (paths.checkpoints / f"step_{step:07d}").mkdir(parents=True)
     said = describe_end(config.derived(), paths, target)
-    first, _, rest = said.partition("\n")
+    first, _, rest = said.replace(f"RUNS_DIR={tmp_path.parent} ", "").partition("\n")
     assert end in first and rest == advice and bool(end) == bool(said)
+
+
+def test_a_new_run_is_proposed_under_a_name_that_is_free(tmp_path):
+    for name in ("x-longer", "x-longer-2"):
+        (tmp_path / name).mkdir()
+    paths = RunPaths(tmp_path / "x")
+    paths.folder.mkdir()
+    Status(paths.status, active=True).phase("done", step=10)
+    config = Config(run_name="x", batch_tokens=1000, train_tokens=10_000, min_learning_rate=0.0)
+    said = describe_end(config.derived(), paths, "train")
+    assert f"RUNS_DIR={tmp_path} RUN_NAME=x-longer-3 TRAIN_TOKENS=20000" in said
 
 
 def test_a_run_whose_last_checkpoint_is_damaged_is_not_done(tmp_path):

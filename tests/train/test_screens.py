@@ -21,6 +21,7 @@ def normalize(screen, folder):
     screen = screen.replace(str(folder), "FOLDER")
     screen = re.sub(r"(Samples .*\n)(    .*\n|\n(?=    ))*", r"\1", screen)
     screen = re.sub(r"^step=.*\n(step=.*\n)*", "step=...\n", screen, flags=re.MULTILINE)
+    screen = re.sub(r"(RUN_NAME=longer TRAIN_TOKENS=\w+) .*", r"\1 ...", screen)  # what was typed
     return re.sub(r"\d[\d.,:]*(?<=\d)", "N", screen)
 
 

@@ -152,6 +152,23 @@ def test_the_next_prompt_is_of_the_kind_of_text_that_was_trained_on(settings, pr
     assert tokens == longer
 
 
+def test_the_next_commands_keep_what_was_given_and_propose_a_name_that_is_free(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("MAKE_SETTINGS", "RUNS_DIR LEARNING_RATE MAX_STEPS")
+    monkeypatch.setenv("LEARNING_RATE", "0.01")
+    monkeypatch.setenv("MAX_STEPS", "977")
+    (tmp_path / "longer").mkdir()
+    settings = {"run_name": "tiny", "runs_dir": str(tmp_path), "train_tokens": 4_000_000}
+    config = dataclasses.replace(Config(), data_mix="python:1", **settings)
+    lines = Node(config, Stages()).describe_next_steps()
+    assert f"make sample RUNS_DIR={tmp_path} RUN_NAME=tiny PROMPT=" in lines
+    new = f"make train RUNS_DIR={tmp_path} RUN_NAME=longer-2 TRAIN_TOKENS=8M LEARNING_RATE=0.01"
+    assert lines.endswith(new)
+    early = dataclasses.replace(config, max_steps=50)
+    assert "make train" not in Node(early, Stages()).describe_next_steps()
+
+
 @pytest.mark.parametrize(("code", "is_last"), [(0, True), (64, True), (78, True), (75, False)])
 def test_a_pod_of_a_site_notes_an_end_after_which_no_other_takes_its_place(
     run, tmp_path, words, monkeypatch, code, is_last
@@ -270,7 +287,8 @@ def test_a_job_that_prepares_data_is_known_to_status_and_stopped_by_stop(env, tm
     assert show("status") == show("runs")[:3] == ["x", "preparing", "data"]
     show("stop")
     out, _ = job.communicate(timeout=120)
-    assert job.returncode == 75 and "Stopped before a checkpoint was saved" in out
+    assert job.returncode == 143
+    assert "Stopping. Nothing was trained yet.\nStopped. Run the same command to resume." in out
     assert not (tmp_path / "runs" / "x").exists()
     assert show("runs")[:2] == ["no", "runs"]
 

@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from record.exit_codes import STOPPED
+from record.exit_codes import INTERRUPTED
 
-PATIENCE_S = 3.0  # one Ctrl-C arrives several times, from the terminal and from the launcher
+PATIENCE_S = 3.0  # one request may arrive several times, from a process group and from the launcher
 
 
 def end_with_parent(number: int) -> None:
@@ -53,12 +53,12 @@ class Interrupt:
         self.asked: str | None = None
         self.training = False
         self.is_heard = threading.Event()
-        self.numbers = [signal.SIGTERM, signal.SIGINT]
-        # A detached run, which ignores it, outlives its terminal.
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-            self.numbers.append(signal.SIGHUP)
-        for number in self.numbers:
-            signal.signal(number, self.wait_for_thread)
+        self.numbers = []
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            # The launcher ignores for its child what it passes on as SIGTERM. A detached run outlives its terminal.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self.numbers.append(number)
+                signal.signal(number, self.wait_for_thread)
         heard, self.wake = socket.socketpair()
         os.register_at_fork(after_in_child=self.release)  # a child's signals are not ours
         self.wake.setblocking(False)
@@ -89,7 +89,7 @@ class Interrupt:
                 if not self.training:
                     with contextlib.suppress(Exception):
                         self.before_end()
-                    os._exit(STOPPED)
+                    os._exit(INTERRUPTED)
                 self.is_heard.set()
             elif now - asked_at > PATIENCE_S:
                 os._exit(128 + number)

@@ -16,7 +16,9 @@ from typing import Any
 
 import torch
 
-from record.locks import RunFolderError
+from record import status
+from record.default_run import choose_run
+from record.locks import RunFolderError, is_at_work
 from record.run_paths import RunPaths
 from settings import ROOT, SettingsError
 from settings.checks import (
@@ -29,10 +31,10 @@ from settings.checks import (
     check_tokenizer,
     explain,
 )
-from settings.config import SETTINGS, Config, build_config
+from settings.config import DEFAULTS, SETTINGS, Config, build_config
 from settings.declare import FREE, format_value
 from settings.init_from import SHAPE, explain_missing, parse_shape
-from settings.resolve import find_explicit, resolve, show_path
+from settings.resolve import find_explicit, name_run, resolve, show_path
 from settings.sources import give, parse
 from train.checkpoint import checkpoint
 from train.checkpoint.find import committed, find_latest, folder_of
@@ -137,7 +139,7 @@ def settings_of_command(environ: Mapping[str, str] | None = None) -> tuple[Confi
 
     Its world is `distributed.join(config, trains=False)`.
     """
-    resolved = resolve(environ, without=OF_TRAINING).check()
+    resolved = resolve(environ, defaults=choose_run(environ), without=OF_TRAINING).check()
     return resolved.config, resolved.warnings
 
 
@@ -201,6 +203,8 @@ def find(config: Config, given: Collection[str]) -> Found:
     """Find the weights. Reads all of a checkpoint to verify it. Called by one process."""
     paths = RunPaths.of(config.runs_dir, config.run_name, ROOT)  # with several sites, the first's
     before = stored_config(paths)
+    if not before and not config.init_from and status.is_run(paths):
+        raise no_checkpoint(paths)
     if not before:
         return find_without_run(config, given)
     stored = settings_of_run(paths, before)
@@ -256,7 +260,7 @@ def find_export(config: Config, paths: RunPaths, stored: Config, given: Collecti
         step = f" STEP={config.step}" if config.step else ""
         raise RunFolderError(
             f"RUN_NAME={config.run_name}: has fine-tuned MODEL={stored.model}, and its step {wanted} has "
-            f"not been exported yet. Run make export RUN_NAME={config.run_name}{step} first."
+            f"not been exported yet. Run make export {name_run(paths.folder)}{step} first."
         )
     config = config.replace(init_from=str(export), step=None)
     return find_folder(config, set(given) - {"TOKENIZER", "STEP"})
@@ -278,7 +282,9 @@ def settings_for_use(config: Config, stored: Config, given: Collection[str]) -> 
     """Return the run's settings, with what the command may choose."""
     free = {name for name, declared in SETTINGS.items() if declared.resume == FREE}
     chosen = (free - OF_THE_RUN) | OF_THE_MACHINE | MAY_DIFFER.intersection(given)
-    return stored.replace(**{name.lower(): getattr(config, name.lower()) for name in chosen})
+    used = stored.replace(**{name.lower(): getattr(config, name.lower()) for name in chosen})
+    # A run that was not evaluated while it trained can be measured all the same.
+    return used.replace(eval_tokens=used.eval_tokens or DEFAULTS["EVAL_TOKENS"])
 
 
 def checkpoint_of(config: Config, paths: RunPaths) -> tuple[Path, dict[str, Any]]:
@@ -288,11 +294,7 @@ def checkpoint_of(config: Config, paths: RunPaths) -> tuple[Path, dict[str, Any]
     """
     steps = committed(paths.checkpoints)
     if not steps:
-        raise CheckpointError(
-            f"{paths.checkpoints}: run {config.run_name} has no checkpoint yet. If it trains, wait for its "
-            f"first one (SAVE_MINUTES), or run make stop RUN_NAME={config.run_name}, which saves one; make "
-            "train resumes it. If it has ended, train it again, with a smaller SAVE_EVERY if it fails early."
-        )
+        raise no_checkpoint(paths)
     if config.step is None:
         latest = find_latest(paths.checkpoints)
         assert latest  # or it has raised
@@ -307,6 +309,17 @@ def checkpoint_of(config: Config, paths: RunPaths) -> tuple[Path, dict[str, Any]
         )
     folder = folder_of(paths.checkpoints, config.step)
     return folder, verify(folder)
+
+
+def no_checkpoint(paths: RunPaths) -> CheckpointError:
+    """Return the error of a run that has saved nothing, with what to do about it."""
+    error = f"{paths.checkpoints}: run {paths.name} has no checkpoint yet. "
+    if is_at_work(paths):
+        return CheckpointError(
+            f"{error}It is running: wait for its first one (SAVE_MINUTES), or run make stop "
+            f"{name_run(paths.folder)}, which saves one once it trains. The command that started it resumes it."
+        )
+    return CheckpointError(f"{error}Train it again, with a smaller SAVE_EVERY if it fails early.")
 
 
 def find_folder(config: Config, given: Collection[str]) -> Found:

@@ -108,6 +108,8 @@ class Evaluation(Hook):
             return
         config = job.config
         validate_every, core_every = config.eval_every, config.core_every
+        if not config.eval_tokens:
+            validate_every = 0
         if job.step >= config.last_step:  # at_end scores more text; KEEP_BEST compares the same
             validate_every = int(config.keep_best and job.step == config.last_step)
             core_every = 0
@@ -187,7 +189,12 @@ class Evaluation(Hook):
             score.last_at = min(score.last_at, job.step)
 
     def at_end(self, job: "Job") -> None:
-        result = self.validate(job, full=True)
+        result = None
+        if job.config.eval_tokens:
+            job.recorder.say("Final evaluation on held-out text. EVAL_TOKENS=0 skips it.")
+            result = self.validate(job, full=True)
+        else:
+            job.recorder.say("EVAL_TOKENS=0: no evaluation. `make eval` measures the model.")
         if self.core and self.core_score.is_due(job.step, 1):
             self.score_core(job)
         if result:

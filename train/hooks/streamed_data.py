@@ -101,7 +101,7 @@ class StreamedData(Hook):
             saved = ", saved"
             save(job, wait=True)
         raise DataError(
-            f"{problem}. The run stands at step {job.step}{saved}; the same command goes on"
+            f"{problem}. The run stands at step {job.step}{saved}. Run the same command to resume"
         )
 
     def tell_producer(self, job: "Job", now: bool = False) -> None:

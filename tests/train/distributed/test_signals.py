@@ -77,8 +77,8 @@ store.wait(["what never comes"], datetime.timedelta(seconds=60))
 @pytest.mark.parametrize(
     ("when", "numbers", "said", "code"),
     [
-        ("before", "TERM", "end", 75),
-        ("before", "INT", "end", 75),
+        ("before", "TERM", "end", 143),
+        ("before", "INT", "end", 143),
         ("training", "TERM INT TERM", "", 143),
     ],
 )

@@ -1,5 +1,6 @@
 """What a run has trained, opened for use: the same weights, the run's own settings, and a sentence where not."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from record.locks import RunFolderError
+from record.locks import RunFolderError, hold
+from record.run_paths import RunPaths
 from settings import SettingsError
 from settings.config import Config
 from tests.train.checkpoint.test_checkpoint import ALONE, go_on, save, trained
@@ -310,3 +312,22 @@ def test_rules_about_steps_do_not_keep_a_command_from_looking_at_a_model():
     with pytest.raises(SettingsError):
         Config.load(environ)
     assert settings_of_command(environ)[0].micro_batch_size == 7
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+def test_a_run_without_a_checkpoint_is_not_called_unknown(run, is_running):
+    """It prepares its data, say, and has no config.json yet."""
+    (run.folder / "config.json").unlink()
+    shutil.rmtree(run.folder / "checkpoints")
+    paths = RunPaths(run.folder)
+    paths.status.write_text("{}")
+    works = hold(paths.job, "works on this run") if is_running else contextlib.nullcontext()
+    unsaved = pytest.raises(CheckpointError, match="run a-run has no checkpoint yet")
+    with works, unsaved as raised:
+        run.open()
+    assert ("make stop RUNS_DIR=" in str(raised.value)) == is_running
+
+
+def test_a_run_that_was_not_evaluated_can_be_measured(run):
+    run.store(EVAL_TOKENS=0)
+    assert run.open().config.eval_tokens == 65536

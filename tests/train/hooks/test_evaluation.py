@@ -46,6 +46,7 @@ def evaluations(job):
 DUE = [
     ({}, range(13), (0, 4, 8), [("text", 4, 0), ("text", 4, 8), ("text", 8, 0), ("text", 8, 4)]),
     ({"eval_every": 0}, [4], [0], []),
+    ({"eval_tokens": 0}, range(13), (0, 4, 8), []),
     # The last checkpoint is compared with the others by the same text.
     ({"keep_best": True}, [12, 13], (8, 12), [("text", 12, 8)]),
     (
@@ -55,6 +56,18 @@ DUE = [
         [("core", 5, 0), ("core", 10, 0), ("core", 10, 5)],
     ),
 ]
+
+
+@pytest.mark.parametrize("tokens", [0, 256])
+def test_the_last_evaluation_is_left_out_on_request_and_the_log_says_how(
+    make, caplog, monkeypatch, tokens
+):
+    caplog.set_level("INFO")
+    job, hook = make(step=12, eval_tokens=tokens)
+    scored = []
+    monkeypatch.setattr(hook, "validate", lambda job, full: scored.append(full))
+    hook.at_end(job)
+    assert scored == [True] * bool(tokens) and "EVAL_TOKENS=0" in caplog.text
 
 
 @pytest.mark.parametrize(("changes", "steps", "last_ones", "expected"), DUE)
