@@ -177,8 +177,10 @@ def cause(error: BaseException) -> str:
 def save_tensors(states: dict[str, Any], folder: Path, group: Any) -> None:
     import torch.distributed.checkpoint as dcp
 
+    from train.checkpoint.metadata import Writer
+
     # flush_and_describe syncs: torch (2.11 to 2.13) syncs .metadata before the last of its buffer is written.
-    writer = dcp.FileSystemWriter(folder, sync_files=False, single_file_per_rank=True)
+    writer = Writer(folder, sync_files=False, single_file_per_rank=True)
     dcp.save(states, storage_writer=writer, no_dist=group is None, process_group=group)
 
 
@@ -193,7 +195,7 @@ def flush_and_describe(folder: Path, rank: int) -> dict[str, tuple[int, str]]:
         writer = int(path.name.split("_")[2]) if path.name.startswith("__") else 0
         if writer == rank:
             flush_file(path)
-            described[path.name] = describe(path)
+            described[path.name] = describe(folder, path.name)
     return described
 
 

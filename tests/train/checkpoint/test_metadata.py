@@ -1,6 +1,5 @@
 """train/checkpoint/metadata.py: a checkpoint's list of tensors is read, and code in its place is not run."""
 
-import io
 import os
 import pickle
 from pathlib import Path
@@ -10,8 +9,9 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from export.stored import Weights
+from tests import metadata_pickle
 from tests.train.checkpoint.test_checkpoint import trained, write
-from train.checkpoint import checkpoint, manifest, metadata
+from train.checkpoint import checkpoint, manifest, metadata, tensor_list
 from train.checkpoint.manifest import CheckpointError
 
 
@@ -60,39 +60,104 @@ def readers(config):
     }
 
 
+def reseal(folder, *without):
+    """Give a checkpoint a manifest of the files that it has now, but for some."""
+    content = manifest.load_manifest(folder)
+    content["files"] = {
+        path.name: manifest.describe(folder, path.name)
+        for path in folder.iterdir()
+        if path.name not in ("MANIFEST.json", *without)
+    }
+    (folder / "MANIFEST.json").write_bytes(manifest.seal_manifest(content))
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_no_code_in_the_place_of_the_list_is_run(saved, tiny, tmp_path, name):
     victim = tmp_path / "victim"
     (saved / ".metadata").write_bytes(hostile(victim)[name])
-    content = manifest.load_manifest(saved)
-    content["files"][".metadata"] = manifest.describe(saved / ".metadata")
-    (saved / "MANIFEST.json").write_bytes(manifest.seal_manifest(content))
-    manifest.verify(saved)  # who writes the pickle writes its hashes too
-    for what, read in readers(tiny).items():
-        with pytest.raises(CheckpointError, match=r"\.metadata|EOFError|input"):
+    reseal(saved)  # who writes the pickle writes its hashes too
+    for what, read in {"verify": manifest.verify, **readers(tiny)}.items():
+        with pytest.raises(CheckpointError, match=r"\.metadata"):
             read(saved)
         assert not victim.exists(), what
 
 
-class ByName:
-    """A member of an enumeration, as Python 3.11.2 pickles it."""
+@pytest.mark.parametrize("python", metadata_pickle.PATH_OF)
+def test_the_list_does_not_depend_on_the_python_that_wrote_it(tmp_path, python):
+    listed = metadata_pickle.metadata({"model.w": ("__0_0.distcp", 8)}, python)
+    (tmp_path / ".metadata").write_bytes(metadata_pickle.dumps(listed))
+    tensor = tensor_list.StoredTensor("float32", (8,), [((0,), (8,))])
+    assert tensor_list.read_tensor_list(tmp_path).tensors == {"model.w": tensor}
+    assert metadata.Reader(tmp_path).tensors() == {"model.w": (torch.Size([8]), torch.float32)}
 
-    def __init__(self, kind, name):
-        self.arguments = kind, name
 
-    def __reduce__(self):
-        return getattr, self.arguments
+def test_no_path_of_this_machine_is_written(saved):
+    content = (saved / ".metadata").read_bytes()
+    assert b"pathlib" not in content and saved.parent.name.encode() not in content
 
 
-def test_a_memory_format_is_read_however_python_wrote_it_and_no_other_attribute():
-    kinds = dcp.metadata._MEM_FORMAT_ENCODING
-    member = kinds.TORCH_CONTIGUOUS_FORMAT
-    for content in (pickle.dumps(member), pickle.dumps(ByName(kinds, member.name))):
-        assert metadata.MetadataUnpickler(io.BytesIO(content)).load() is member
-    for kind, name in ((kinds, "__class__"), (dcp.Metadata, "__init__"), (torch.Size, "numel")):
-        content = pickle.dumps(ByName(kind, name))
-        with pytest.raises(metadata.ForbiddenPickle, match=name):
-            metadata.MetadataUnpickler(io.BytesIO(content)).load()
+PATH = metadata_pickle.Global("pathlib", "PosixPath")
+SIZE = metadata_pickle.Global("torch", "Size")
+SETS = {  # pickle's BUILD: of a class or a function, whose attributes are for all
+    "a method of a path": (PATH, {"rename": 1}),
+    "a method of a size": (SIZE, {"numel": 1}),
+    "what a function does": (metadata_pickle.Global("builtins", "getattr"), {"__doc__": ""}),
+    "how a class is made": (metadata_pickle.KINDS, {"__new__": PATH}),
+    "of a call": (PATH("/"), {"rename": 1}),
+    "of a data type": (metadata_pickle.Global("torch", "float32"), {"itemsize": 1}),
+}
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("slots", [True, False])
+def test_no_attribute_of_a_class_is_set(tmp_path, name, slots):
+    of, attributes = SETS[name]
+    if isinstance(of, tuple):
+        of = metadata_pickle.Global(*of)
+    state = (None, attributes) if slots else attributes
+    hostile = metadata_pickle.Made(of, state, is_new=False)
+    before = Path.rename, torch.Size.numel
+    content = {"a": hostile, "b": metadata_pickle.metadata({})}
+    (tmp_path / ".metadata").write_bytes(metadata_pickle.dumps(content))
+    with pytest.raises(tensor_list.ForbiddenPickle):
+        tensor_list.read_tensor_list(tmp_path)
+    assert before == (Path.rename, torch.Size.numel)
+    fresh = metadata_pickle.metadata({"model.w": ("__0_0.distcp", 8)})
+    (tmp_path / ".metadata").write_bytes(metadata_pickle.dumps(fresh))
+    assert tensor_list.read_tensor_list(tmp_path).files() == {"__0_0.distcp"}
+
+
+def spoil(change):
+    """The list of a tensor of which something was changed."""
+    listed = metadata_pickle.metadata({"model.w": ("__0_0.distcp", 8)})
+    facts = listed.state["state_dict_metadata"]["model.w"].state
+    (storage,) = listed.state["storage_data"].values()
+    change(facts, storage.state, listed.state)
+    return metadata_pickle.dumps(listed)
+
+
+SPOILT = {
+    "a part is missing": lambda facts, place, root: facts.update(chunks=[]),
+    "a part that is too small": lambda facts, place, root: facts["chunks"][0].state.update(
+        sizes=metadata_pickle.size(7)
+    ),
+    "a part outside": lambda facts, place, root: facts["chunks"][0].state.update(
+        offsets=metadata_pickle.size(1)
+    ),
+    "no place": lambda facts, place, root: root.update(storage_data={}),
+    "another folder": lambda facts, place, root: place.update(relative_path="../x/__0_0.distcp"),
+    "an absolute path": lambda facts, place, root: place.update(relative_path="/etc/passwd"),
+    "no file of a checkpoint": lambda facts, place, root: place.update(relative_path="config.json"),
+    "a size of words": lambda facts, place, root: facts.update(size=metadata_pickle.size("a")),
+    "no type": lambda facts, place, root: facts.pop("properties"),
+}
+
+
+@pytest.mark.parametrize("name", SPOILT)
+def test_a_list_that_is_not_whole_is_refused(tmp_path, name):
+    (tmp_path / ".metadata").write_bytes(spoil(SPOILT[name]))
+    with pytest.raises(tensor_list.ForbiddenPickle):
+        tensor_list.read_tensor_list(tmp_path)
 
 
 def test_the_list_is_read_as_torch_reads_it(saved):
