@@ -2,6 +2,8 @@
 
 import os
 import pickle
+import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -167,3 +169,113 @@ def test_the_list_is_read_as_torch_reads_it(saved):
     assert own.state_dict_metadata == theirs.state_dict_metadata
     assert own.storage_data == theirs.storage_data
     assert len(own.state_dict_metadata) > 10
+
+
+# ---- What a manifest lists, and what is there
+
+
+def write_part(folder, keys):
+    """Write a checkpoint anew with some of its tensors, as whoever can write its hashes may."""
+    states: dict = {}
+    reader = metadata.Reader(folder)
+    for key, (size, dtype) in reader.tensors().items():
+        if key in keys:
+            states[key] = torch.empty(size, dtype=dtype)
+    dcp.load(states, storage_reader=reader, no_dist=True)
+    for path in folder.iterdir():
+        if path.name != "MANIFEST.json":
+            path.unlink()
+    checkpoint.save_tensors(states, folder, None)
+    reseal(folder)
+
+
+MOMENT = "optimizer.state.layers.0.self_attn.q_proj.weight.exp_avg"
+LACKS = {
+    "one moment": lambda key: key != MOMENT,
+    "the moments of a weight": lambda key: not key.startswith(MOMENT.removesuffix("exp_avg")),
+    "all second moments": lambda key: not key.endswith("exp_avg_sq"),
+    "all moments": lambda key: not key.startswith("optimizer."),
+    "a weight": lambda key: key != "model.layers.0.self_attn.q_proj.weight",
+}
+
+
+@pytest.mark.parametrize("name", LACKS)
+def test_a_checkpoint_without_a_tensor_that_training_needs_is_refused_by_name(saved, tiny, name):
+    model, optimizer = trained(tiny, 0)
+    keys = set(metadata.Reader(saved).tensors())
+    assert MOMENT in keys
+    kept = {key for key in keys if LACKS[name](key)}
+    write_part(saved, kept)
+    manifest.verify(saved)  # who writes such a list writes its hashes too
+    with pytest.raises(CheckpointError) as raised:
+        checkpoint.load_into(saved, model, optimizer)
+    lacking = keys - kept
+    assert "optimizer state" in str(raised.value) or any(
+        key in str(raised.value) for key in lacking
+    )
+
+
+def test_a_manifest_counts_the_tensors_that_were_written(saved):
+    content = manifest.load_manifest(saved) | {"tensors": 10**6}
+    (saved / "MANIFEST.json").write_bytes(manifest.seal_manifest(content))
+    with pytest.raises(CheckpointError, match="1000000 were written"):
+        manifest.verify(saved)
+
+
+@pytest.mark.parametrize("without", [".metadata", "__0_0.distcp"])
+def test_a_manifest_that_does_not_list_a_file_that_is_needed_is_damaged(saved, without):
+    reseal(saved, without)
+    with pytest.raises(CheckpointError, match=rf"MANIFEST.json .*{re.escape(without)}"):
+        manifest.verify(saved)
+
+
+@pytest.mark.parametrize("name", ["../__0_0.distcp", "/etc/passwd", "..", "a/b", ""])
+def test_a_manifest_that_lists_what_is_outside_its_folder_is_damaged(saved, name):
+    content = manifest.load_manifest(saved)
+    content["files"][name] = content["files"]["__0_0.distcp"]
+    (saved / "MANIFEST.json").write_bytes(manifest.seal_manifest(content))
+    with pytest.raises(CheckpointError, match="not the name of a file"):
+        manifest.verify(saved)
+
+
+def test_a_file_that_holds_no_tensor_is_not_of_the_checkpoint(saved):
+    (saved / "__1_0.distcp").write_bytes(b"")
+    reseal(saved)
+    manifest.verify(saved)  # of a process that had nothing to write
+    (saved / "__1_0.distcp").write_bytes(b"x")
+    reseal(saved)
+    with pytest.raises(CheckpointError, match="__1_0.distcp, which holds no tensor"):
+        manifest.verify(saved)
+
+
+def put_socket(path):
+    with socket.socket(socket.AF_UNIX) as server:
+        os.chdir(path.parent)
+        server.bind(path.name)
+
+
+IN_ITS_PLACE = {
+    "a pipe": os.mkfifo,
+    "a socket": put_socket,
+    "a folder": Path.mkdir,
+    "a link out": lambda path: path.symlink_to(__file__),
+    "a link to a device": lambda path: path.symlink_to("/dev/zero"),
+    "a link to itself": lambda path: path.symlink_to(path),
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("file", [".metadata", "__0_0.distcp", "MANIFEST.json"])
+@pytest.mark.parametrize("name", IN_ITS_PLACE)
+def test_nothing_but_a_regular_file_is_opened(saved, tiny, monkeypatch, file, name):
+    monkeypatch.chdir(saved)
+    (saved / file).unlink()
+    IN_ITS_PLACE[name](saved / file)
+    checks = {"verify": manifest.verify}
+    if file != "MANIFEST.json":
+        checks |= readers(tiny)
+    for what, read in checks.items():
+        with pytest.raises(CheckpointError):
+            reader = read(saved)
+            reader.read("norm.weight")
+            pytest.fail(f"{what} has read {name}")
