@@ -10,7 +10,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 
-def open_regular(path: Path, follow: bool = True) -> BinaryIO:
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file, or a link to one, to read it, without waiting. Raises OSError."""
+    return open(open_descriptor(path), "rb")
+
+
+def open_descriptor(path: Path, follow: bool = True) -> int:
     """Open a regular file to read it, without waiting. Raises OSError, also if it is anything else.
 
     follow: whether the path itself may be a symbolic link.
@@ -29,14 +34,14 @@ def open_regular(path: Path, follow: bool = True) -> BinaryIO:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise not_regular(path)
-    return open(descriptor, "rb")
+    return descriptor
 
 
 def open_inside(folder: Path, name: str) -> BinaryIO:
     """Open the regular file of this name in a folder, and no link to another place. Raises OSError."""
     if not is_file_name(name):
         raise OSError(errno.EINVAL, "is not the name of a file in its folder", name)
-    return open_regular(folder / name, follow=False)
+    return open(open_descriptor(folder / name, follow=False), "rb")
 
 
 def is_file_name(name: str) -> bool:
