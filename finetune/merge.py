@@ -36,6 +36,7 @@ from settings import ROOT, SettingsError
 from settings.checks import PRETRAINING
 from settings.config import SETTINGS, Config
 from settings.declare import FREE
+from settings.regular_file import limit_silence
 from settings.resolve import show_path
 from train.generate import load_run
 from train.model.hf_import import ForeignError, read_json, some, weight_files
@@ -204,7 +205,8 @@ def export(c: Config, paths: RunPaths) -> None:
     if c.gguf:
         gguf_file.check_model(read_json(base / "config.json"))
         gguf_file.find_pre_tokenizer(read_json(base / "tokenizer.json"))
-    folder, manifest = load_run.checkpoint_of(c, paths)
+    with limit_silence(paths.checkpoints, c.start_timeout_s):
+        folder, manifest = load_run.checkpoint_of(c, paths)
     config = hf_model.configuration(base)
     skeleton = hf_model.on_meta(config, torch.float32)
     source: Source

@@ -39,6 +39,7 @@ from record import status
 from record.run_paths import RunPaths
 from settings import ROOT, SettingsError
 from settings.json_file import read_object
+from settings.regular_file import limit_silence
 
 COMMANDS = (
     "status",
@@ -353,7 +354,8 @@ def here(command: str, place: Place) -> int:
         code, text = describe.of_here(paths)
         (sys.stderr if code else sys.stdout).write(text + "\n")
         return code
-    found = checkpoints.here(paths)
+    with limit_silence(paths.checkpoints, place.config.start_timeout_s):
+        found = checkpoints.here(paths)
     sys.stdout.write(
         (
             checkpoints.listing(found, "whole, all hashes hold")

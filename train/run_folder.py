@@ -1,7 +1,6 @@
 """A run's folder: opened for one trainer, its logs, and what an earlier attempt left in it."""
 
 import logging
-from pathlib import Path
 from typing import Any, TextIO
 
 from record import locks, status
@@ -10,6 +9,7 @@ from record.locks import RunFolderError
 from record.run_paths import RunPaths, list_checkpoints
 from settings.config import Config
 from settings.declare import format_tokens
+from settings.regular_file import limit_silence
 from settings.resume import RunConfigError, read_run_config
 from train.checkpoint.find import find_verified, folder_of
 from train.checkpoint.identity import Identity
@@ -72,7 +72,8 @@ def is_finished(c: Config, paths: RunPaths, world: World, target: str = "train")
     end = ""
     with together(CheckpointError):
         if world.is_first:
-            end = describe_end(c, paths, target)
+            with limit_silence(paths.folder, c.start_timeout_s):
+                end = describe_end(c, paths, target)
     end = from_first(end)
     if end:
         log.info("%s", end)

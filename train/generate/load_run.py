@@ -32,6 +32,7 @@ from settings.checks import (
 from settings.config import SETTINGS, Config, build_config
 from settings.declare import FREE, format_value
 from settings.init_from import SHAPE, explain_missing, parse_shape
+from settings.regular_file import limit_silence
 from settings.resolve import find_explicit, resolve, show_path
 from settings.sources import give, parse
 from train.checkpoint import checkpoint
@@ -169,7 +170,8 @@ def open_trained(
     if split and parallel.is_split(config, world):
         sharding = parallel.Sharding(config, world)
     model = build(config, world.device, kernel, sharding, found.norm_eps, is_filled=False)
-    fill(model, found)
+    with limit_silence(found.folder, config.start_timeout_s):
+        fill(model, found)
     return Trained(**vars(found), model=model.eval().requires_grad_(False), vocabulary=vocabulary)
 
 
@@ -220,7 +222,8 @@ def find(config: Config, given: Collection[str]) -> Found:
             )
     if problems:
         raise SettingsError(problems)
-    folder, manifest = checkpoint_of(config, paths)
+    with limit_silence(paths.checkpoints, config.start_timeout_s):
+        folder, manifest = checkpoint_of(config, paths)
     tokenizer = None
     if "TOKENIZER" not in given and paths.tokenizer.is_file():
         tokenizer = paths.tokenizer

@@ -32,6 +32,7 @@ from settings.init_from import (
     read_json,
     read_shape,
 )
+from settings.regular_file import open_regular
 from train.data.sources.content import digest_of, looks_like
 from train.distributed.world import together
 from train.model.model import Transformer
@@ -159,6 +160,7 @@ def tensors(folder: Path) -> dict[str, Stored]:
 def open_file(path: Path) -> Any:
     """Open a safetensors file, whose header the library checks. Raises ForeignError."""
     try:
+        open_regular(path).close()  # the library would wait at a pipe
         return safe_open(path, framework="pt")
     except OSError as error:
         raise ForeignError(f"{path}: cannot be read ({error.strerror or error}).") from None

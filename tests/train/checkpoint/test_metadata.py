@@ -244,7 +244,7 @@ def test_a_file_that_holds_no_tensor_is_not_of_the_checkpoint(saved):
     manifest.verify(saved)  # of a process that had nothing to write
     (saved / "__1_0.distcp").write_bytes(b"x")
     reseal(saved)
-    with pytest.raises(CheckpointError, match="__1_0.distcp, which holds no tensor"):
+    with pytest.raises(CheckpointError, match=r"__1_0\.distcp, which holds no tensor"):
         manifest.verify(saved)
 
 
@@ -274,8 +274,7 @@ def test_nothing_but_a_regular_file_is_opened(saved, tiny, monkeypatch, file, na
     checks = {"verify": manifest.verify}
     if file != "MANIFEST.json":
         checks |= readers(tiny)
-    for what, read in checks.items():
+        checks["export"] = lambda folder: Weights(folder).read("norm.weight")
+    for read in checks.values():
         with pytest.raises(CheckpointError):
-            reader = read(saved)
-            reader.read("norm.weight")
-            pytest.fail(f"{what} has read {name}")
+            read(saved)
