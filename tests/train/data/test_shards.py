@@ -181,7 +181,6 @@ EDITS = {
 }
 
 
-@pytest.mark.fault(11)
 @pytest.mark.parametrize("name", EDITS)
 def test_an_edited_manifest_is_named_with_the_remedy(tmp_path, name):
     path = make(tmp_path).with_name("manifest.json")

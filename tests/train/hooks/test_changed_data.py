@@ -8,7 +8,6 @@ import pytest
 from train.hooks.changed_data import ChangedData
 
 
-@pytest.mark.fault(10)
 @pytest.mark.parametrize(
     ("changed_s", "good"),
     [
