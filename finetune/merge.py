@@ -31,12 +31,12 @@ from finetune.adapter import Adapters, in_file
 from finetune.hf_model import Tuned
 from finetune.weights import plain
 from record.locks import RunFolderError
+from record.regular_file import limit_silence
 from record.run_paths import RunPaths
 from settings import ROOT, SettingsError
 from settings.checks import PRETRAINING
 from settings.config import SETTINGS, Config
 from settings.declare import FREE
-from settings.regular_file import limit_silence
 from settings.resolve import show_path
 from train.generate import load_run
 from train.model.hf_import import ForeignError, read_json, some, weight_files

@@ -13,8 +13,8 @@ from typing import Any
 
 from k8s.cluster.volume import Volume
 from k8s.cluster.words import short_time, table
+from record.regular_file import open_inside
 from record.run_paths import RunPaths, step_of_checkpoint
-from settings.regular_file import open_inside
 from train.checkpoint.manifest import DAMAGE, CheckpointError, OtherFormat, parse_manifest, verify
 
 ASIDE = {

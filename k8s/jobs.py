@@ -36,10 +36,10 @@ from k8s.cluster.target import (
 from k8s.cluster.volume import Volume, say
 from k8s.cluster.where import Place, decide, refuse_dry_run
 from record import status
+from record.regular_file import limit_silence
 from record.run_paths import RunPaths
 from settings import ROOT, SettingsError
 from settings.json_file import read_object
-from settings.regular_file import limit_silence
 
 COMMANDS = (
     "status",

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TextIO
 
 from record.durable import make_printable
+from record.regular_file import open_regular
 from record.run_paths import RunPaths
 from record.wait import wait
 from settings import ExpectedError
-from settings.regular_file import open_regular
 
 RELEASE_S = 10.0  # a trainer whose torchrun was killed holds its run this much longer, at most
 RETRY_S = 0.1

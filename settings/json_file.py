@@ -1,11 +1,8 @@
 """Read a JSON object that somebody else may have written, or damaged."""
 
-import errno
 import json
 from pathlib import Path
 from typing import Any
-
-from settings.regular_file import open_regular
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -16,13 +13,13 @@ def read_object(path: Path) -> dict[str, Any]:
         ValueError: it is anything else. The message says what, to follow the path.
     """
     try:
-        with open_regular(path) as file:
-            content = file.read()
+        path.stat()
+        if not path.is_file():  # opening a pipe would wait for a writer
+            raise ValueError("is not a file")
+        content = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise FileNotFoundError from None
     except OSError as error:
-        if error.errno == errno.EINVAL:
-            raise ValueError("is not a file") from None
         raise ValueError(f"cannot be read ({error.strerror})") from None
     return parse_object(content)
 

@@ -6,10 +6,10 @@ from typing import Any, TextIO
 from record import locks, status
 from record.durable import write_whole
 from record.locks import RunFolderError
+from record.regular_file import limit_silence
 from record.run_paths import RunPaths, list_checkpoints
 from settings.config import Config
 from settings.declare import format_tokens
-from settings.regular_file import limit_silence
 from settings.resume import RunConfigError, read_run_config
 from train.checkpoint.find import find_verified, folder_of
 from train.checkpoint.identity import Identity

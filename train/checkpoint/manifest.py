@@ -16,10 +16,10 @@ from typing import Any
 
 import xxhash
 
+from record.regular_file import is_file_name, open_inside
 from record.run_paths import step_of_checkpoint
 from settings import ExpectedError
 from settings.json_file import parse_object
-from settings.regular_file import is_file_name, open_inside
 from train.checkpoint import tensor_list
 
 log = logging.getLogger(__name__)

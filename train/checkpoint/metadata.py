@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from settings.regular_file import open_inside
+from record.regular_file import open_inside
 from train.checkpoint.tensor_list import (
     FILE,
     ForbiddenPickle,

@@ -17,7 +17,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from settings.regular_file import open_inside
+from record.regular_file import open_inside
 
 FILE = ".metadata"
 PART = re.compile(r"__[0-9]+_[0-9]+\.distcp")

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from record.regular_file import is_file_name, open_inside
 from settings import ExpectedError
-from settings.regular_file import is_file_name, open_inside
 
 FILE = "manifest.json"
 SCHEMA = 3

@@ -25,7 +25,7 @@ import numpy as np
 import xxhash
 
 from record.durable import open_whole
-from settings.regular_file import open_descriptor, open_inside
+from record.regular_file import open_descriptor, open_inside
 from train.data.data_paths import token_bytes
 from train.data.manifest import SPLITS, DataError, Manifest, ShardInfo, make_anew, read_manifest
 

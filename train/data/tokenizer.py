@@ -36,9 +36,9 @@ from tokenizers import (
 )
 
 from record.durable import write_whole
+from record.regular_file import open_regular
 from settings import ExpectedError
 from settings.config import SETTINGS
-from settings.regular_file import open_regular
 from train.data.sources.hub import ask
 from train.data.sources.source import CorpusError
 

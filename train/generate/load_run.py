@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from record.locks import RunFolderError
+from record.regular_file import limit_silence
 from record.run_paths import RunPaths
 from settings import ROOT, SettingsError
 from settings.checks import (
@@ -32,7 +33,6 @@ from settings.checks import (
 from settings.config import SETTINGS, Config, build_config
 from settings.declare import FREE, format_value
 from settings.init_from import SHAPE, explain_missing, parse_shape
-from settings.regular_file import limit_silence
 from settings.resolve import find_explicit, resolve, show_path
 from settings.sources import give, parse
 from train.checkpoint import checkpoint

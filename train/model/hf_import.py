@@ -23,6 +23,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from record.regular_file import open_regular
 from settings import ROOT, SettingsError
 from settings.config import Config
 from settings.init_from import (
@@ -32,7 +33,6 @@ from settings.init_from import (
     read_json,
     read_shape,
 )
-from settings.regular_file import open_regular
 from train.data.sources.content import digest_of, looks_like
 from train.distributed.world import together
 from train.model.model import Transformer

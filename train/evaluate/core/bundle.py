@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from settings.regular_file import open_regular
+from record.regular_file import open_regular
 from train.data.data_paths import core_bundle_path
 from train.data.prepare import one_at_a_time
 from train.data.sources.content import digest_of, looks_like

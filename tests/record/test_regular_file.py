@@ -1,4 +1,4 @@
-"""settings/regular_file.py: what a copied folder may hold in the place of a file is refused, and nothing waits."""
+"""record/regular_file.py: what a copied folder may hold in the place of a file is refused, and nothing waits."""
 
 import os
 import subprocess
@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from settings import ROOT, regular_file
-from settings.regular_file import is_file_name, open_inside, open_regular
+from record import regular_file
+from record.regular_file import is_file_name, open_inside, open_regular
+from settings import ROOT
 
 ELSEWHERE = Path(__file__)
 OTHERS = {
@@ -50,7 +51,7 @@ def test_a_name_leads_nowhere_else(tmp_path, name):
 SILENT = """
 import time
 from pathlib import Path
-from settings import regular_file
+from record import regular_file
 regular_file.LOOK_S = 0.01
 with regular_file.limit_silence(Path("/mnt/runs"), 0.2):
     time.sleep(250)

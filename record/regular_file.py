@@ -15,8 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from record.exit_codes import BAD_DATA
+
 LOOK_S = 1.0  # how often it is looked whether a read has ended
-GONE = 78  # exit code: the environment is bad (record/exit_codes.py)
+
 
 last_read_s = 0.0  # when anything was last opened or read here, by time.monotonic()
 
@@ -49,7 +51,7 @@ def limit_silence(where: Path, limit_s: float) -> Iterator[None]:
                     "Its disk does not answer: look at the network and the mount.\n"
                 )
                 sys.stderr.flush()
-                os._exit(GONE)
+                os._exit(BAD_DATA)
 
     threading.Thread(target=watch, name="reading", daemon=True).start()
     try:
