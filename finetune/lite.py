@@ -22,11 +22,12 @@ from torch import Tensor, nn
 from finetune.adapter import Adapters, adapters_of, in_file
 from settings.config import Config
 from train.checkpoint.checkpoint import cause, describe_read_failure, fail_together
+from train.checkpoint.manifest import LITE
 from train.distributed.parallel import bare, local, part_of, replicate, weights_of
 from train.distributed.world import from_first, to_first
 from train.optim import Optimizer
 
-FILE, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+FILE, CONFIG = LITE
 AT_ONCE = 2**26  # bytes that are sent to the first process at a time
 
 

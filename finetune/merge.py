@@ -33,6 +33,7 @@ from finetune.weights import plain
 from record import number_formats
 from record.default_run import choose_run
 from record.locks import RunFolderError
+from record.regular_file import limit_silence
 from record.run_paths import RunPaths
 from settings import ROOT, SettingsError
 from settings.checks import PRETRAINING
@@ -206,7 +207,8 @@ def export(c: Config, paths: RunPaths) -> None:
     if c.gguf:
         gguf_file.check_model(read_json(base / "config.json"))
         gguf_file.find_pre_tokenizer(read_json(base / "tokenizer.json"))
-    folder, manifest = load_run.checkpoint_of(c, paths)
+    with limit_silence(paths.checkpoints, c.start_timeout_s):
+        folder, manifest = load_run.checkpoint_of(c, paths)
     config = hf_model.configuration(base)
     skeleton = hf_model.on_meta(config, torch.float32)
     source: Source

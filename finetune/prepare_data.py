@@ -24,6 +24,7 @@ from finetune.template import Template
 from record import number_formats
 from settings import ROOT, SettingsError, tuning_rules
 from settings.config import Config
+from settings.resolve import set_target
 from train.data.data_paths import data_dir
 from train.data.sources.source import CorpusError
 from train.data.tokenizer import TokenizerError
@@ -207,4 +208,5 @@ def main(argv: Sequence[str] = ()) -> int:
 
 
 if __name__ == "__main__":
+    set_target("finetune")
     sys.exit(main(sys.argv[1:]))

@@ -14,8 +14,9 @@ from typing import Any
 from k8s.cluster.volume import Volume
 from k8s.cluster.words import short_time, table
 from record import number_formats
+from record.regular_file import open_inside
 from record.run_paths import RunPaths, step_of_checkpoint
-from train.checkpoint.manifest import DAMAGE, OtherFormat, describe, parse_manifest
+from train.checkpoint.manifest import DAMAGE, CheckpointError, OtherFormat, parse_manifest, verify
 
 ASIDE = {
     "tmp": "being written, or left by a killed save",
@@ -79,7 +80,7 @@ def judged(name: str, files: dict[str, int], written: float, content: bytes) -> 
         found.manifest, found.wrong = {}, "damaged: MANIFEST.json is missing or cannot be read"
         return found
     for part, (size, _) in listed.items():
-        if not re.fullmatch(r"[A-Za-z0-9._-]+", part) or part in (".", ".."):
+        if not re.fullmatch(r"[A-Za-z0-9._-]+", part):
             found.wrong = "damaged: MANIFEST.json names what cannot be a file of it"
         elif part not in files:
             found.wrong = f"damaged: {part} is missing"
@@ -129,12 +130,13 @@ def here(paths: RunPaths, hashes: bool = True) -> list[Checkpoint]:
             [path.stat().st_mtime for path in folder.iterdir()], default=folder.stat().st_mtime
         )
         try:
-            content = (folder / "MANIFEST.json").read_bytes()
+            with open_inside(folder, "MANIFEST.json") as file:
+                content = file.read()
         except OSError:
             content = b""
         one = judged(folder.name, files, written, content)
         if hashes and not one.wrong:
-            one.wrong = mismatch(folder, one.hashes)
+            one.wrong = damage_of(folder)
         found.append(one)
     return sorted(found, key=order)
 
@@ -143,14 +145,12 @@ def order(one: Checkpoint) -> tuple[int, str]:
     return (one.step, one.name)
 
 
-def mismatch(folder: Path, hashes: dict[str, tuple[int, str]]) -> str:
-    """The first file whose content is not what the manifest says, in words; "" if all are."""
-    for name, (_, digest) in hashes.items():
-        try:
-            if describe(folder / name)[1] != digest:
-                return f"damaged: the hash of {name} differs"
-        except OSError as error:
-            return f"damaged: {name} cannot be read ({error.strerror})"
+def damage_of(folder: Path) -> str:
+    """What is wrong with the content of a checkpoint; "" if it is what was written."""
+    try:
+        verify(folder)
+    except CheckpointError as error:
+        return f"damaged: {str(error).removeprefix(f'{folder.name}: ')}"
     return ""
 
 

@@ -319,7 +319,7 @@ def fetch_checkpoint(
     for name, (size, digest) in chosen.hashes.items():
         for again in range(transfer.TRIES):
             transfer.bring(volume, f"{folder}/{name}", size, half / name, meter)
-            if describe(half / name)[1] == digest:
+            if describe(half, name)[1] == digest:
                 break
             meter.done -= size
             (half / name).unlink()

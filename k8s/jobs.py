@@ -37,6 +37,7 @@ from k8s.cluster.volume import Volume, say
 from k8s.cluster.where import Place, decide, refuse_dry_run
 from record import status
 from record.default_run import choose_run
+from record.regular_file import limit_silence
 from record.run_paths import RunPaths
 from settings import ROOT, SettingsError
 from settings.json_file import read_object
@@ -358,7 +359,8 @@ def here(command: str, place: Place) -> int:
         code, text = describe.of_here(paths)
         (sys.stderr if code else sys.stdout).write(text + "\n")
         return code
-    found = checkpoints.here(paths)
+    with limit_silence(paths.checkpoints, place.config.start_timeout_s):
+        found = checkpoints.here(paths)
     sys.stdout.write(
         (
             checkpoints.listing(found, "whole, all hashes hold")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TextIO
 
 from record.durable import make_printable
+from record.regular_file import open_regular
 from record.run_paths import RunPaths
 from record.wait import wait
 from settings import ExpectedError
@@ -74,7 +75,8 @@ def write_holder(lock: TextIO, stage: str = "", pid: int = 0) -> None:
 def read_holder(path: Path) -> str:
     """Return what the holder of a lock wrote into it, fit for a terminal; "" if it cannot be read."""
     try:
-        return make_printable(path.read_text(errors="replace").strip())
+        with open_regular(path) as file:
+            return make_printable(file.read().decode(errors="replace").strip())
     except OSError:
         return ""
 

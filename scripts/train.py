@@ -16,7 +16,7 @@ from settings import SettingsError, targets
 from settings.checks import PRETRAINING
 from settings.config import Config
 from settings.declare import format_value
-from settings.resolve import resolve
+from settings.resolve import resolve, set_target
 from train.children import Children, complain, say
 from train.launcher import NOTHING_TRAINED
 from train.start_node import FINETUNE, PRETRAIN, STOPPED_EARLY, Node, Workload
@@ -25,6 +25,15 @@ DEFAULTS = {
     "finetune": targets.TARGET_DEFAULTS["finetune"],
     "2xh100": targets.TARGET_DEFAULTS["train-2xh100"],
 }
+
+
+def name_target(words: list[str]) -> str:
+    """Return the make target that starts this module with these words."""
+    target = "finetune" if "finetune" in words else "train"
+    for word in ("node", "2xh100"):
+        if word in words:
+            target += f"-{word}"
+    return target
 
 
 def load(words: list[str], workload: Workload) -> Config:
@@ -86,4 +95,5 @@ def main(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    set_target(name_target(sys.argv[1:]))
     sys.exit(main(sys.argv[1:]))

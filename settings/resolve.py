@@ -269,6 +269,12 @@ def find_warnings(environ: Texts, explicit: Givens, ignored: Givens) -> list[str
 NO_TARGET = ("-u", "MAKE_TARGET", "-u", "MAKE_SETTINGS")
 
 
+def set_target(target: str) -> None:
+    """Do what a make target does, in a process that make did not start, and in those that it starts."""
+    if not os.environ.get("MAKE_TARGET"):
+        os.environ["MAKE_TARGET"] = target
+
+
 def find_explicit() -> set[str]:
     """Return the settings that somebody gave for this command, or for all in an env file."""
     return resolve().explicit

@@ -18,7 +18,7 @@ from settings.declare import (
     section,
     setting,
 )
-from settings.targets import COMPUTE, DRY_RUN, EVERY, LAUNCH, NODE, TRAIN
+from settings.targets import COMPUTE, DRY_RUN, EVERY, LAUNCH, NODE, OPEN, TRAIN
 
 Name = Annotated[
     str,
@@ -256,8 +256,10 @@ class Faults(Section):
     )
     start_timeout_s: Seconds = setting(
         300,
-        "Timeout for all nodes to join, and for each stage before the first step.",
+        "Timeout for all nodes to join, and for each stage before the first step. "
+        "Other commands end if a checkpoint's disk does not answer for that long.",
         minimum=10,
+        used_by=TRAIN | OPEN | {"checkpoints"},
     )
     train_timeout_s: Seconds = setting(
         120,

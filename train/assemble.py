@@ -22,6 +22,7 @@ from settings.config import Config
 from settings.resume import compare_with_stored
 from train import console
 from train.checkpoint import checkpoint, find
+from train.checkpoint.identity import Identity
 from train.checkpoint.saver import Saver
 from train.distributed import parallel, transport
 from train.distributed.parallel import parallelize
@@ -85,6 +86,7 @@ class Attempt:
     Attributes:
         is_shared: whether all nodes see the run's folder.
         before: config.json of the attempts before it; {} for the first.
+        identity: of the run, made by the first attempt.
         number: of the attempt, from 0.
         changes: settings that are other than then: name -> [old, new].
         watch: ends what hangs, from here on.
@@ -101,6 +103,7 @@ class Attempt:
     def __post_init__(self) -> None:
         config, paths, world, status = self.config, self.paths, self.world, self.status
         self.before: dict[str, Any] = from_first(stored_config(paths) if world.is_first else {})
+        self.identity = Identity.of(self.before, config)
         self.number = len(self.before.get("attempts", []))
         self.changes: dict[str, list] = {}
         if self.before:
@@ -218,6 +221,7 @@ def create_job(attempt: Attempt, model: Any, data: Any, flops: tuple[float, floa
         optimizer=optimizer,
         loader=data.loader,
         data_fingerprint=data.fingerprint,
+        identity=attempt.identity,
         vocabulary=data.vocabulary,
         recorder=recorder,
         status=attempt.status,
@@ -280,6 +284,7 @@ def rehearse_and_resume(job: Job, attempt: Attempt, is_streamed: bool = False) -
     # The others wait while the first hashes the checkpoint.
     with job.activity("reading the checkpoint", limit_s, "START_TIMEOUT_S"):
         recovery.resume(job, attempt.changes, is_streamed)
+        job.identity.adopt(job.paths.checkpoints, job.world)
     attempt.stopwatch.lap("checkpoint")
 
 
@@ -301,6 +306,7 @@ def record_attempt(
         whole = {
             "schema": 1,
             "settings": config.stored(),
+            "identity": job.identity.stored(),
             "data_fingerprint": job.data_fingerprint,
             "validation_shards": validation_shards,
             "attempts": [*attempt.before.get("attempts", []), this],

@@ -12,6 +12,7 @@ from record.metrics import Recorder
 from record.run_paths import RunPaths
 from record.status import Status
 from settings.config import Config
+from train.checkpoint.identity import Identity
 from train.checkpoint.saver import Saver
 from train.data.batch import Loader
 from train.data.mixture import Gap
@@ -83,6 +84,7 @@ class Job:
     optimizer: Optimizer
     loader: Loader
     data_fingerprint: str
+    identity: Identity
     vocabulary: Vocabulary
     recorder: Recorder
     status: Status

@@ -21,6 +21,8 @@ class _Plain(torch.optim.Optimizer):
     compiles nothing. The methods below are torch's own, unwrapped.
     """
 
+    keeps: tuple[str, ...]  # about a weight that it has updated, by torch's names
+
     add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
     zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
 
@@ -29,20 +31,22 @@ class AdamW(_Plain, torch.optim.AdamW):
     """Loshchilov and Hutter 2019."""
 
     step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
+    keeps = ("step", "exp_avg", "exp_avg_sq")
 
 
 class Muon(_Plain, torch.optim.Muon):
     """Jordan et al. 2024: the momentum of a matrix, made orthogonal by five Newton-Schulz iterations in bfloat16."""
 
     step = torch.no_grad()(inspect.unwrap(torch.optim.Muon.step))
+    keeps = ("momentum_buffer",)
 
 
 class Optimizer:
     """One or more of torch's optimizers, each with weights of its own, used as one."""
 
-    def __init__(self, parts: list[torch.optim.Optimizer]):
+    def __init__(self, parts: list[_Plain]):
         self.parts = parts
-        self.owner: dict[Tensor, torch.optim.Optimizer] = {}
+        self.owner: dict[Tensor, _Plain] = {}
         for part in parts:
             for group in part.param_groups:
                 self.owner |= dict.fromkeys(group["params"], part)
@@ -58,6 +62,10 @@ class Optimizer:
     def moments(self, weight: Tensor) -> dict[str, Tensor]:
         """Return what is kept about a weight between steps, by torch's names; empty before its first update."""
         return dict(self.owner[weight].state.get(weight, {}))
+
+    def kept(self, weight: Tensor) -> tuple[str, ...]:
+        """Return the names of what is kept about a weight after its first update."""
+        return self.owner[weight].keeps
 
     def set_moments(self, weight: Tensor, moments: dict[str, Tensor]) -> None:
         self.owner[weight].state[weight] = moments
@@ -82,7 +90,7 @@ def build_optimizer(model: nn.Module, c: Config) -> Optimizer:
             matrices.append(weight)
     # AdamW takes no empty group; adapters are matrices only. Decay is set at each step.
     groups = [{"params": weights} for weights in (matrices, vectors) if weights]
-    parts: list[torch.optim.Optimizer] = [AdamW(groups, fused=True)]
+    parts: list[_Plain] = [AdamW(groups, fused=True)]
     if hidden:
         # updates are scaled to the size of AdamW's (Liu et al. 2025), so that one rate serves both
         parts.append(Muon(hidden, nesterov=True, adjust_lr_fn="match_rms_adamw"))

@@ -1,18 +1,20 @@
 """A run's folder: opened for one trainer, its logs, and what an earlier attempt left in it."""
 
 import logging
-from pathlib import Path
 from typing import Any, TextIO
 
 from record import locks, status
 from record.durable import write_whole
 from record.locks import RunFolderError
-from record.run_paths import RunPaths, list_checkpoints, name_checkpoint
+from record.regular_file import limit_silence
+from record.run_paths import RunPaths, list_checkpoints
 from settings.config import Config
 from settings.declare import format_tokens
 from settings.resolve import name_new_run
 from settings.resume import RunConfigError, read_run_config
-from train.checkpoint.manifest import CheckpointError, verify
+from train.checkpoint.find import find_verified, folder_of
+from train.checkpoint.identity import Identity
+from train.checkpoint.manifest import CheckpointError, load_manifest
 from train.console import Printable
 from train.data.tokenizer import Vocabulary
 from train.distributed.world import (
@@ -68,7 +70,12 @@ def is_finished(c: Config, paths: RunPaths, world: World, target: str = "train")
     target: the make target of this training, train or finetune.
     """
     set_timeout(VERIFY_S, [])  # the others wait while the first rank verifies it
-    end = from_first(describe_end(c, paths, target) if world.is_first else "")
+    end = ""
+    with together(CheckpointError):
+        if world.is_first:
+            with limit_silence(paths.folder, c.start_timeout_s):
+                end = describe_end(c, paths, target)
+    end = from_first(end)
     if end:
         log.info("%s", end)
     return bool(end)
@@ -76,16 +83,18 @@ def is_finished(c: Config, paths: RunPaths, world: World, target: str = "train")
 
 def describe_end(c: Config, paths: RunPaths, target: str) -> str:
     """Say that the run is at its end, and what to do next; "" if it is not."""
-    # If STATUS.json is torn, the checkpoints are verified before the run counts as done.
+    # What STATUS.json says holds only with a checkpoint that verifies, and so does a folder's name.
     state = status.read(paths.status)
-    saved = max(list_checkpoints(paths.checkpoints), default=0)
-    step = saved
-    if status.is_done(state, c.last_step):
-        step = state["step"]
-        if saved == step and not is_intact(paths.checkpoints / name_checkpoint(saved)):
-            return ""  # the resume names the damage, and goes back to the checkpoint before
-    elif step <= c.last_step:
+    listed = list_checkpoints(paths.checkpoints)
+    is_done = status.is_done(state, c.last_step)
+    if not is_done and max(listed, default=0) <= c.last_step:
         return ""
+    saved = newest_of_run(c, paths)
+    step = saved
+    if is_done and not listed:  # SAVE_EVERY=0
+        step = state["step"]
+    elif saved < c.last_step or (saved == c.last_step and not is_done):
+        return ""  # the resume names what is damaged, and goes on from there
     last, further = f"MAX_STEPS={c.last_step}", f"MAX_STEPS={2 * step}"
     if target == "finetune" and not c.max_steps:
         last, further = f"EPOCHS={c.epochs} of DATA, {c.last_step} steps", f"EPOCHS={2 * c.epochs}"
@@ -108,13 +117,19 @@ def describe_end(c: Config, paths: RunPaths, target: str) -> str:
     return end
 
 
-def is_intact(checkpoint: Path) -> bool:
-    """Return whether all files of a checkpoint are as they were written."""
-    try:
-        verify(checkpoint)
-    except CheckpointError:
-        return False
-    return True
+def newest_of_run(c: Config, paths: RunPaths) -> int:
+    """Return the step of the newest checkpoint that verifies; 0 if none does.
+
+    Raises CheckpointError if it is of another run.
+    """
+    steps, _ = find_verified(paths.checkpoints, 1)
+    if not steps:
+        return 0
+    stored = read_run_config(paths.config)
+    if stored.get("identity"):
+        folder = folder_of(paths.checkpoints, steps[0])
+        Identity.of(stored, c).check(folder, load_manifest(folder))
+    return steps[0]
 
 
 def stored_config(paths: RunPaths) -> dict[str, Any]:

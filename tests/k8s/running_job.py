@@ -15,6 +15,7 @@ import xxhash
 
 from k8s import jobs
 from k8s.cluster import volume
+from tests import metadata_pickle
 from tests.cluster_sim.cluster import Cluster
 
 JOB, RUN, IMAGE, VOLUME = (
@@ -265,8 +266,9 @@ def write_checkpoint(run: Path, step: int, size: int = 3000) -> Path:
     """A checkpoint in the form of train/checkpoint/checkpoint.py, by an own hand."""
     folder = run / "checkpoints" / f"step_{step:07d}"
     folder.mkdir(parents=True)
+    parts = {"model.a": ("__0_0.distcp", size), "model.b": ("__1_0.distcp", size)}
     files = {
-        ".metadata": os.urandom(100),
+        ".metadata": metadata_pickle.dumps(metadata_pickle.metadata(parts)),
         "__0_0.distcp": os.urandom(size),
         "__1_0.distcp": os.urandom(size + 1),
     }

@@ -124,7 +124,7 @@ def test_checkpoints_of_here_are_verified_by_hash(run: Path, capsys: pytest.Capt
     states = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()[1:]}
     assert states["step_0001000"].endswith("whole, all hashes hold")
     assert states["step_0002000"].endswith("whole, all hashes hold, the newest")
-    assert states["step_0003000"].endswith("damaged: the hash of __1_0.distcp differs")
+    assert states["step_0003000"].endswith("damaged: __1_0.distcp is damaged (its hash differs)")
 
 
 def test_describe_tells_settings_and_attempts(

@@ -57,6 +57,14 @@ def test_whoever_looks_at_a_lock_for_an_instant_keeps_nobody_from_it(tmp_path, m
         assert locks.take_lock(lock) and locks.is_locked(tmp_path / "lock")
 
 
+def test_two_that_look_at_a_lock_at_once_do_not_take_each_other_for_its_holder(tmp_path):
+    with open(tmp_path / "lock", "w") as looks:
+        fcntl.flock(looks, fcntl.LOCK_SH)
+        assert not locks.is_locked(tmp_path / "lock")
+        fcntl.flock(looks, fcntl.LOCK_EX)
+        assert locks.is_locked(tmp_path / "lock")
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_what_cannot_be_looked_into_is_held_by_nobody(tmp_path):
     code = (

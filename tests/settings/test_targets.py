@@ -1,11 +1,14 @@
 """A setting is used by a make target or refused: on make's command line, and from other sources."""
 
+import os
 import re
 
 import pytest
 
+from scripts.train import name_target
+from settings import ROOT
 from settings.config import SETTINGS
-from settings.resolve import resolve
+from settings.resolve import resolve, set_target
 from settings.targets import (
     ALL_SETTINGS,
     DRY_RUN,
@@ -207,3 +210,19 @@ def test_of_several_targets_one_must_use_a_setting(root):
     typed_ = typed(MAX_STEPS="3", STEP="3", EPOCHS="2")
     (problem,) = resolve(environ | typed_, root).problems
     assert problem.startswith("EPOCHS (command line): Not used by make eval, train.")
+
+
+def test_a_module_that_make_did_not_start_does_what_its_target_does(monkeypatch):
+    makefile = (ROOT / "Makefile").read_text()
+    started = re.findall(
+        r'^([a-z0-9-]+):.*\n\t@"\$\(PY\)" -m scripts.train(.*)$', makefile, re.MULTILINE
+    )
+    assert len(started) == 5
+    for target, words in started:
+        assert name_target(words.split()) == target
+    monkeypatch.delenv("MAKE_TARGET", raising=False)
+    set_target("train")
+    assert os.environ["MAKE_TARGET"] == "train"
+    monkeypatch.setenv("MAKE_TARGET", "restart")
+    set_target("train")
+    assert os.environ["MAKE_TARGET"] == "restart"

@@ -9,6 +9,7 @@ from record.metrics import Recorder
 from record.run_paths import RunPaths
 from record.status import Status
 from settings.config import Config
+from train.checkpoint.identity import Identity
 from train.checkpoint.saver import Saver
 from train.data.batch import Batch
 from train.distributed.world import World
@@ -76,6 +77,7 @@ def make_job(config: Config, folder: Path, *hooks, **facts) -> Job:
         "optimizer": build_optimizer(model, config),
         "loader": Samples(config),
         "data_fingerprint": "",
+        "identity": Identity("made", {}, []),
         "vocabulary": SimpleNamespace(sha256=""),
         "recorder": Recorder(paths, True, 0, config.last_step, 5),
         "status": Status(paths.status, True),

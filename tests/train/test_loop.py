@@ -211,7 +211,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(make, monkeypatch):
     job.saver.wait()
     ended = job.saver.poll()
     assert ended.problem is None and ended.step == 3 and job.saver.poll() is None
-    checkpoint.load_into(find.folder_of(job.paths.checkpoints, 3), job.model, job.optimizer)
+    checkpoint.load_into(find.folder_of(job.paths.checkpoints, 3), job.model)
     assert all(torch.equal(weight, before[name]) for name, weight in job.model.named_parameters())
 
 

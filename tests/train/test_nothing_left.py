@@ -1,10 +1,15 @@
 """train/run_folder.py: what is said of a run that has nothing left to do."""
 
+import json
+
 import pytest
 
 from record.run_paths import RunPaths
 from record.status import Status
 from settings.config import Config
+from tests.train.checkpoint.test_find import make
+from train.checkpoint.identity import Identity
+from train.checkpoint.manifest import CheckpointError
 from train.run_folder import describe_end
 
 PAST = "run x is already at step {}, past {}: nothing is left to do"
@@ -62,15 +67,14 @@ LONGER = (
     ],
 )
 def test_a_run_with_nothing_left_says_how_to_go_on(
-    tmp_path, monkeypatch, phase, step, saved, target, settings, end, advice
+    tmp_path, phase, step, saved, target, settings, end, advice
 ):
-    monkeypatch.setattr("train.run_folder.verify", lambda folder: {})
     usual = {"run_name": "x", "batch_tokens": 1000, "train_tokens": 9_500}
     config = Config(**{**usual, **settings})
     paths = RunPaths(tmp_path)
     Status(paths.status, active=True).phase(phase, step=step)
     if saved:
-        (paths.checkpoints / f"step_{step:07d}").mkdir(parents=True)
+        make(paths.checkpoints, step)
     said = describe_end(config.derived(), paths, target)
     first, _, rest = said.replace(f"RUNS_DIR={tmp_path.parent} ", "").partition("\n")
     assert end in first and rest == advice and bool(end) == bool(said)
@@ -87,8 +91,25 @@ def test_a_new_run_is_proposed_under_a_name_that_is_free(tmp_path):
     assert f"RUNS_DIR={tmp_path} RUN_NAME=x-longer-3 TRAIN_TOKENS=20000" in said
 
 
-def test_a_run_whose_last_checkpoint_is_damaged_is_not_done(tmp_path):
+@pytest.mark.parametrize("phase", ["done", "crashed"])
+@pytest.mark.parametrize("step", [5, 40])
+def test_a_checkpoint_that_does_not_verify_ends_no_run(tmp_path, phase, step):
     paths = RunPaths(tmp_path)
-    Status(paths.status, active=True).phase("done", step=5)
-    (paths.checkpoints / "step_0000005").mkdir(parents=True)  # without its manifest
+    Status(paths.status, active=True).phase(phase, step=5)
+    make(paths.checkpoints, 3)
+    (paths.checkpoints / f"step_{step:07d}").mkdir()  # without its manifest
     assert describe_end(Config(max_steps=5).derived(), paths, "train") == ""
+    make(paths.checkpoints, 6)
+    assert "already at step 6" in describe_end(Config(max_steps=5).derived(), paths, "train")
+
+
+def test_a_checkpoint_of_another_run_ends_no_run(tmp_path):
+    paths = RunPaths(tmp_path)
+    config = Config(max_steps=5).derived()
+    mine, other = Identity.of({}, config), Identity.of({}, config.replace(seed=5))
+    mine.adopted = []
+    stored = {"settings": {}, "attempts": [], "identity": mine.stored()}
+    paths.config.write_text(json.dumps(stored))
+    make(paths.checkpoints, 40, run=other.of_checkpoint())
+    with pytest.raises(CheckpointError, match="SEED=5"):
+        describe_end(config, paths, "train")

@@ -178,8 +178,10 @@ def cause(error: BaseException) -> str:
 def save_tensors(states: dict[str, Any], folder: Path, group: Any) -> None:
     import torch.distributed.checkpoint as dcp
 
+    from train.checkpoint.metadata import Writer
+
     # flush_and_describe syncs: torch (2.11 to 2.13) syncs .metadata before the last of its buffer is written.
-    writer = dcp.FileSystemWriter(folder, sync_files=False, single_file_per_rank=True)
+    writer = Writer(folder, sync_files=False, single_file_per_rank=True)
     dcp.save(states, storage_writer=writer, no_dist=group is None, process_group=group)
 
 
@@ -194,7 +196,7 @@ def flush_and_describe(folder: Path, rank: int) -> dict[str, tuple[int, str]]:
         writer = int(path.name.split("_")[2]) if path.name.startswith("__") else 0
         if writer == rank:
             flush_file(path)
-            described[path.name] = describe(path)
+            described[path.name] = describe(folder, path.name)
     return described
 
 
@@ -242,6 +244,7 @@ def load_into(
     optimizer: Optimizer | None = None,
     shared: bool = True,
     outer: dict[str, Tensor] | None = None,
+    may_be_unused: bool = False,
 ) -> None:
     """Read weights and moments of a verified checkpoint in place, on all ranks together, each its own part.
 
@@ -252,6 +255,7 @@ def load_into(
         shared: all ranks see the folder. Otherwise those of the first node read it, and the others get
             what they hold copies of.
         outer: filled with what the sites had in common, if the checkpoint has that; None: not read.
+        may_be_unused: whether there may be weights that no step has used, and without moments.
 
     Raises CheckpointError, on all ranks.
     """
@@ -270,6 +274,7 @@ def load_into(
     with fail_together(failure):
         if optimizer:
             make_moments(model, optimizer, outer, stored)
+            check_moments(model, optimizer, outer, may_be_unused)
         states = tensor_states(model, optimizer, outer)
         if sees:
             dcp.load(states, storage_reader=reader, no_dist=True)
@@ -304,6 +309,30 @@ def make_moments(
         for key in (f"weights.{name}", f"momentum.{name}"):
             if outer is not None and f"outer.{key}" in stored:
                 outer[key] = blank(weight, *stored[f"outer.{key}"])
+
+
+def check_moments(
+    model: nn.Module, optimizer: Optimizer, outer: dict[str, Tensor] | None, may_be_unused: bool
+) -> None:
+    """Raise ValueError if a checkpoint lacks something that training needs. It has made a step."""
+    weights = weights_of(model)
+    used = 0
+    for name, weight in weights.items():
+        moments = optimizer.moments(weight)
+        used += bool(moments)
+        if may_be_unused and not moments:
+            continue
+        for key in optimizer.kept(weight):
+            if key not in moments:
+                raise ValueError(f"it has no optimizer.state.{name}.{key}")
+            if key != "step" and moments[key].shape != weight.shape:
+                raise ValueError(f"optimizer.state.{name}.{key} has another shape than {name}")
+    if not used:
+        raise ValueError("it has no optimizer state")
+    for name in weights if outer else ():
+        for key in (f"weights.{name}", f"momentum.{name}"):
+            if key not in (outer or {}):
+                raise ValueError(f"it has no outer.{key}")
 
 
 def blank(weight: Tensor, size: torch.Size, dtype: torch.dtype) -> Tensor:

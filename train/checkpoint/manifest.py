@@ -8,7 +8,6 @@ keep anybody from editing a manifest: it has no key. Manifests of schema 1 have 
 """
 
 import functools
-import hashlib
 import json
 import logging
 from operator import itemgetter
@@ -17,15 +16,19 @@ from typing import Any
 
 import xxhash
 
+from record.regular_file import is_file_name, open_inside
 from record.run_paths import step_of_checkpoint
 from settings import ExpectedError
 from settings.json_file import parse_object
+from train.checkpoint import tensor_list
 
 log = logging.getLogger(__name__)
 
 FILE = "MANIFEST.json"
 SCHEMA = 2
 UNPROTECTED = 1  # the schema before manifests had a hash
+LITE = ("adapter_model.safetensors", "adapter_config.json")  # of adapters alone (finetune/lite.py)
+CHUNK_BYTES = 2**24  # that are read at once to hash a file
 DAMAGE = (ValueError, LookupError, TypeError, AttributeError)  # what a damaged manifest raises
 
 
@@ -70,9 +73,21 @@ def parse_manifest(content: bytes, name: str) -> dict[str, Any]:
         check_states(manifest)
     elif schema != SCHEMA or not is_sealed:
         raise ValueError("its own hash differs")
+    check_names(manifest["files"])
     if manifest["step"] != step_of_checkpoint(name):
         raise ValueError(f"it is of step {manifest['step']}: the folder is a copy, or was renamed")
     return manifest
+
+
+def check_names(files: dict[str, Any]) -> None:
+    """Check that a manifest lists a checkpoint's files, and nothing outside its folder. Raises DAMAGE."""
+    if not all(isinstance(described, list) for described in files.values()):
+        raise ValueError("its files have no sizes and hashes")
+    for name in files:
+        if not is_file_name(name):
+            raise ValueError(f"{name!r} is not the name of a file in its folder")
+    if tensor_list.FILE not in files and files.keys() != set(LITE):
+        raise ValueError(f"it does not list {tensor_list.FILE}")
 
 
 def check_states(manifest: dict[str, Any]) -> None:
@@ -81,8 +96,6 @@ def check_states(manifest: dict[str, Any]) -> None:
     # The first manifests had neither of these.
     manifest.setdefault("evaluated_at", 0)
     opened = data.setdefault("opened", {})
-    if not all(isinstance(described, list) for described in manifest["files"].values()):
-        raise ValueError("its files have no sizes and hashes")
     loss = manifest.get("val_loss")
     if not (loss is None or isinstance(loss, float | int)):
         raise ValueError("its val_loss is no number")
@@ -107,7 +120,8 @@ def load_manifest(folder: Path) -> dict[str, Any]:
     Raises CheckpointError, OtherFormat.
     """
     try:
-        manifest = parse_manifest((folder / FILE).read_bytes(), folder.name)
+        with open_inside(folder, FILE) as file:
+            manifest = parse_manifest(file.read(), folder.name)
     except (OSError, *DAMAGE) as error:
         raise CheckpointError(f"{folder.name}: {FILE} is missing or damaged ({error})") from None
     if manifest["schema"] == UNPROTECTED:
@@ -134,15 +148,47 @@ def verify(folder: Path) -> dict[str, Any]:
     manifest = load_manifest(folder)
     for name, described in manifest["files"].items():
         try:
-            if describe(folder / name) != tuple(described):
+            if describe(folder, name) != tuple(described):
                 raise ValueError("its hash differs")
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{folder.name}: {name} is damaged ({error})") from None
+    if tensor_list.FILE in manifest["files"]:
+        check_tensors(folder, manifest)
     return manifest
 
 
-def describe(path: Path) -> tuple[int, str]:
-    """Return the size in bytes and the xxh3 of a file. Raises OSError."""
-    with open(path, "rb") as file:
-        digest = hashlib.file_digest(file, xxhash.xxh3_64).hexdigest()
-        return file.tell(), digest
+def check_tensors(folder: Path, manifest: dict[str, Any]) -> None:
+    """Check that a manifest lists the files of all tensors, as many as were written.
+
+    Raises CheckpointError.
+    """
+    try:
+        listed = tensor_list.read_tensor_list(folder)
+    except (OSError, tensor_list.ForbiddenPickle) as error:
+        raise CheckpointError(f"{folder.name}: {tensor_list.FILE} is damaged ({error})") from None
+    files = manifest["files"]
+    if missing := listed.files() - files.keys():
+        raise CheckpointError(
+            f"{folder.name}: {FILE} is damaged (it does not list {min(missing)}, which holds tensors)"
+        )
+    for name, (size, _) in files.items():
+        # A process that had no tensor to write has left an empty file.
+        if size and name != tensor_list.FILE and name not in listed.files():
+            raise CheckpointError(
+                f"{folder.name}: {FILE} is damaged (it lists {name}, which holds no tensor)"
+            )
+    count = manifest.get("tensors", len(listed.tensors))  # earlier versions did not count them
+    if count != len(listed.tensors):
+        raise CheckpointError(
+            f"{folder.name}: {tensor_list.FILE} is damaged (it has {len(listed.tensors)} tensors, and "
+            f"{count} were written)"
+        )
+
+
+def describe(folder: Path, name: str) -> tuple[int, str]:
+    """Return the size in bytes and the xxh3 of a file in a folder. Raises OSError."""
+    digest = xxhash.xxh3_64()
+    with open_inside(folder, name) as file:
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+        return file.tell(), digest.hexdigest()

@@ -125,7 +125,9 @@ class Saver:
             adapters = self.lite.copied(model)
             self.run(self.write, step, adapters, facts | {"mode": "lite"}, self.lite.write)
             return
-        states = self.share(checkpoint.tensor_states(model, optimizer, outer))
+        states = checkpoint.tensor_states(model, optimizer, outer)
+        facts = facts | {"tensors": sum(map(len, states.values()))}
+        states = self.share(states)
         try:
             copy = self.copy(states)
         except Exception as error:  # most likely host memory: it can still be written, if slowly

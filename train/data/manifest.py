@@ -1,21 +1,24 @@
 """The manifest of a folder of token shards: what each shard holds, and where in the source it begins.
 
 It is rewritten as a whole after each seal: a training shard, the validation shard of the same stretch of
-the source, and where in the source that stretch begins. Standard library only: make plan and make doctor
-read it too.
+the source, and where in the source that stretch begins. It has a hash of all of this, which finds damage
+and edits. Standard library only: make plan and make doctor read it too.
 """
 
 import dataclasses
-import errno
+import hashlib
 import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from record.regular_file import is_file_name, open_inside
 from settings import ExpectedError
 
-SCHEMA = 2
+FILE = "manifest.json"
+SCHEMA = 3
+UNPROTECTED = 2  # the schema before manifests had a hash
 SPLITS = ("train", "validation")
 
 
@@ -50,7 +53,7 @@ class ShardInfo:
 
     def __post_init__(self) -> None:
         require_counts(self.bytes, self.tokens, self.documents, self.text_bytes, self.max_id)
-        if Path(self.file).name != self.file:
+        if not is_file_name(self.file):
             raise ValueError(f"{self.file!r} is no name of a shard")
 
     def windows(self, seq_len: int) -> int:
@@ -123,7 +126,8 @@ class Manifest:
     def text(self) -> bytes:
         """Return the content of manifest.json."""
         self.documents = sum(seal.documents for seal in self.seals)
-        return json.dumps({"schema": SCHEMA} | dataclasses.asdict(self), indent=1).encode()
+        content = {"schema": SCHEMA} | dataclasses.asdict(self)
+        return json.dumps(content | {"hash": hash_content(content)}, indent=1).encode()
 
     def train(self) -> list[ShardInfo]:
         """Return the training shards."""
@@ -140,11 +144,10 @@ class Manifest:
 
 def read_manifest(folder: Path) -> Manifest:
     """Read the manifest of a folder of shards. Raises FileNotFoundError; DataError if it is none."""
-    path = folder / "manifest.json"
+    path = folder / FILE
     try:
-        if path.exists() and not path.is_file():  # reading a pipe would wait for a writer
-            raise OSError(errno.EINVAL, "is not a file")
-        content = path.read_bytes()
+        with open_inside(folder, FILE) as file:
+            content = file.read()
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -158,17 +161,29 @@ def parse_manifest(path: Path, content: bytes) -> Manifest:
     """Return a manifest, which must have all of its keys. Raises DataError with the path."""
     try:
         facts = json.loads(content)
-        if facts["schema"] != SCHEMA:
+        is_sealed = facts.get("hash") == hash_content(facts)
+        if facts["schema"] not in (SCHEMA, UNPROTECTED):
             raise DataError(
                 f"{path}: has format {facts['schema']}; this version reads {SCHEMA}; "
                 f"{make_anew(path.parent)}"
             )
+        if not is_sealed and (facts["schema"] == SCHEMA or "hash" in facts):
+            raise DataError(
+                f"{path}: is damaged or was edited: its own hash differs. Restore it, or "
+                f"{make_anew(path.parent)}"
+            )
         facts["seals"] = [Seal.of(entry) for entry in facts["seals"]]
         return Manifest(**{field.name: facts[field.name] for field in dataclasses.fields(Manifest)})
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(
             f"{path}: not a manifest of token shards ({error!r}); {make_anew(path.parent)}"
         ) from None
+
+
+def hash_content(content: dict[str, Any]) -> str:
+    """Return the hash of all but the hash, which does not depend on order and layout."""
+    canonical = json.dumps(content | {"hash": None}, sort_keys=True)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
 def make_anew(folder: Path) -> str:

@@ -25,6 +25,7 @@ import numpy as np
 import xxhash
 
 from record.durable import open_whole
+from record.regular_file import open_descriptor, open_inside
 from train.data.data_paths import token_bytes
 from train.data.manifest import SPLITS, DataError, Manifest, ShardInfo, make_anew, read_manifest
 
@@ -132,7 +133,7 @@ class OpenShard:
             return
         self.close()  # a damaged one may have been made again
         try:
-            self.file = os.open(self.path, os.O_RDONLY)
+            self.file = open_descriptor(self.path, follow=False)
         except OSError as error:
             raise unreadable(self.path, error) from None
         if stamp_of(os.fstat(self.file)) != self.stamp:
@@ -273,7 +274,7 @@ class ShardSet:
         """Check the size and the first bytes, which tell what a wrong file is. Raises DataError."""
         path = self.folder / info.file
         try:
-            with open(path, "rb") as file:
+            with open_inside(self.folder, info.file) as file:
                 head = file.read(20)
                 size = os.fstat(file.fileno()).st_size
         except OSError as error:

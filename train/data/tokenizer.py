@@ -36,6 +36,7 @@ from tokenizers import (
 )
 
 from record.durable import write_whole
+from record.regular_file import open_regular
 from settings import ExpectedError
 from settings.config import SETTINGS
 from train.data.sources.hub import ask
@@ -178,7 +179,8 @@ class Vocabulary:
 def load(path: Path) -> Vocabulary:
     """The tokenizer in a tokenizer.json. Raises TokenizerError if it is not one, or will not do."""
     try:
-        content = path.read_bytes()
+        with open_regular(path) as file:
+            content = file.read()
     except OSError as error:
         raise TokenizerError(
             f"{path}: cannot be read ({error.strerror}); TOKENIZER must be the path of a "

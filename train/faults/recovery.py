@@ -46,6 +46,7 @@ def resume(job: "Job", changes: dict[str, list], is_streamed: bool = False) -> N
     if latest is None:
         return start_anew(job)
     folder, manifest = latest
+    job.identity.check(folder, manifest)
     fingerprint = manifest["data"]["fingerprint"]
     if fingerprint != job.data_fingerprint:
         raise other_data(folder, f"fingerprint {fingerprint}, now {job.data_fingerprint}")
@@ -107,7 +108,14 @@ def load(job: "Job", folder: Path, manifest: dict[str, Any]) -> None:
             "%s holds adapters alone (CHECKPOINT_MODE=lite): the optimizer starts anew", folder.name
         )
     else:
-        checkpoint.load_into(folder, job.model, job.optimizer, job.saver.is_shared, tensors)
+        checkpoint.load_into(
+            folder,
+            job.model,
+            job.optimizer,
+            job.saver.is_shared,
+            tensors,
+            may_be_unused=bool(job.config.model),
+        )
     job.step = manifest["data"]["step"]
     job.saver.verified = {step for step in job.saver.verified if step < job.step} | {job.step}
     for hook in job.hooks:
@@ -118,6 +126,7 @@ def states(job: "Job") -> dict[str, Any]:
     """What the manifest of a checkpoint keeps, beside what hooks add."""
     return {
         "tokens": job.tokens,
+        "run": job.identity.of_checkpoint(),
         "data": {
             "step": job.step,
             "gaps": [dataclasses.astuple(gap) for gap in job.gaps],
@@ -204,6 +213,7 @@ def go_back(job: "Job") -> None:
     if good is None:
         raise GuardError(f"{what}, and there is no checkpoint to go back to. {advice}")
     folder, manifest = good
+    job.identity.check(folder, manifest)
     load(job, folder, manifest)
     guard.load(manifest.get("guard", {}), history=False)
     guard.went_back(here, job.step)

@@ -19,6 +19,7 @@ import torch
 from record import status
 from record.default_run import choose_run
 from record.locks import RunFolderError, is_at_work
+from record.regular_file import limit_silence
 from record.run_paths import RunPaths
 from settings import ROOT, SettingsError
 from settings.checks import (
@@ -171,7 +172,8 @@ def open_trained(
     if split and parallel.is_split(config, world):
         sharding = parallel.Sharding(config, world)
     model = build(config, world.device, kernel, sharding, found.norm_eps, is_filled=False)
-    fill(model, found)
+    with limit_silence(found.folder, config.start_timeout_s):
+        fill(model, found)
     return Trained(**vars(found), model=model.eval().requires_grad_(False), vocabulary=vocabulary)
 
 
@@ -224,7 +226,8 @@ def find(config: Config, given: Collection[str]) -> Found:
             )
     if problems:
         raise SettingsError(problems)
-    folder, manifest = checkpoint_of(config, paths)
+    with limit_silence(paths.checkpoints, config.start_timeout_s):
+        folder, manifest = checkpoint_of(config, paths)
     tokenizer = None
     if "TOKENIZER" not in given and paths.tokenizer.is_file():
         tokenizer = paths.tokenizer

@@ -23,6 +23,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from record.regular_file import open_regular
 from settings import ROOT, SettingsError
 from settings.config import Config
 from settings.init_from import (
@@ -159,6 +160,7 @@ def tensors(folder: Path) -> dict[str, Stored]:
 def open_file(path: Path) -> Any:
     """Open a safetensors file, whose header the library checks. Raises ForeignError."""
     try:
+        open_regular(path).close()  # the library would wait at a pipe
         return safe_open(path, framework="pt")
     except OSError as error:
         raise ForeignError(f"{path}: cannot be read ({error.strerror or error}).") from None

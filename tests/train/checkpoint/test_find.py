@@ -7,17 +7,20 @@ import shutil
 
 import pytest
 
+from tests import metadata_pickle
 from tests.train.checkpoint.test_checkpoint import ALONE
 from train.checkpoint import checkpoint, find
 from train.checkpoint.manifest import FILE, CheckpointError, OtherFormat, seal_manifest
 
 
 def make(root, *steps, **small):
-    """Commit checkpoints that hold no tensors, and return the folder of the last."""
+    """Commit checkpoints of a tensor that nobody reads, and return the folder of the last."""
     for step in steps:
         folder = root / f"step_{step:07d}.tmp-1a2b"
         folder.mkdir(parents=True)
         (folder / "__0_0.distcp").write_bytes(os.urandom(1000))
+        listed = metadata_pickle.metadata({"model.w": ("__0_0.distcp", 250)})
+        (folder / ".metadata").write_bytes(metadata_pickle.dumps(listed))
         files = checkpoint.flush_and_describe(folder, 0)
         checkpoint.commit(
             folder, find.folder_of(root, step), {"step": step, "files": files, **small}

@@ -1,8 +1,9 @@
 """train/checkpoint/metadata.py: a checkpoint's list of tensors is read, and code in its place is not run."""
 
-import io
 import os
 import pickle
+import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from export.stored import Weights
+from tests import metadata_pickle
 from tests.train.checkpoint.test_checkpoint import trained, write
-from train.checkpoint import checkpoint, manifest, metadata
+from train.checkpoint import checkpoint, manifest, metadata, tensor_list
 from train.checkpoint.manifest import CheckpointError
 
 
@@ -60,39 +62,104 @@ def readers(config):
     }
 
 
+def reseal(folder, *without):
+    """Give a checkpoint a manifest of the files that it has now, but for some."""
+    content = manifest.load_manifest(folder)
+    content["files"] = {
+        path.name: manifest.describe(folder, path.name)
+        for path in folder.iterdir()
+        if path.name not in ("MANIFEST.json", *without)
+    }
+    (folder / "MANIFEST.json").write_bytes(manifest.seal_manifest(content))
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_no_code_in_the_place_of_the_list_is_run(saved, tiny, tmp_path, name):
     victim = tmp_path / "victim"
     (saved / ".metadata").write_bytes(hostile(victim)[name])
-    content = manifest.load_manifest(saved)
-    content["files"][".metadata"] = manifest.describe(saved / ".metadata")
-    (saved / "MANIFEST.json").write_bytes(manifest.seal_manifest(content))
-    manifest.verify(saved)  # who writes the pickle writes its hashes too
-    for what, read in readers(tiny).items():
-        with pytest.raises(CheckpointError, match=r"\.metadata|EOFError|input"):
+    reseal(saved)  # who writes the pickle writes its hashes too
+    for what, read in {"verify": manifest.verify, **readers(tiny)}.items():
+        with pytest.raises(CheckpointError, match=r"\.metadata"):
             read(saved)
         assert not victim.exists(), what
 
 
-class ByName:
-    """A member of an enumeration, as Python 3.11.2 pickles it."""
+@pytest.mark.parametrize("python", metadata_pickle.PATH_OF)
+def test_the_list_does_not_depend_on_the_python_that_wrote_it(tmp_path, python):
+    listed = metadata_pickle.metadata({"model.w": ("__0_0.distcp", 8)}, python)
+    (tmp_path / ".metadata").write_bytes(metadata_pickle.dumps(listed))
+    tensor = tensor_list.StoredTensor("float32", (8,), [((0,), (8,))])
+    assert tensor_list.read_tensor_list(tmp_path).tensors == {"model.w": tensor}
+    assert metadata.Reader(tmp_path).tensors() == {"model.w": (torch.Size([8]), torch.float32)}
 
-    def __init__(self, kind, name):
-        self.arguments = kind, name
 
-    def __reduce__(self):
-        return getattr, self.arguments
+def test_no_path_of_this_machine_is_written(saved):
+    content = (saved / ".metadata").read_bytes()
+    assert b"pathlib" not in content and saved.parent.name.encode() not in content
 
 
-def test_a_memory_format_is_read_however_python_wrote_it_and_no_other_attribute():
-    kinds = dcp.metadata._MEM_FORMAT_ENCODING
-    member = kinds.TORCH_CONTIGUOUS_FORMAT
-    for content in (pickle.dumps(member), pickle.dumps(ByName(kinds, member.name))):
-        assert metadata.MetadataUnpickler(io.BytesIO(content)).load() is member
-    for kind, name in ((kinds, "__class__"), (dcp.Metadata, "__init__"), (torch.Size, "numel")):
-        content = pickle.dumps(ByName(kind, name))
-        with pytest.raises(metadata.ForbiddenPickle, match=name):
-            metadata.MetadataUnpickler(io.BytesIO(content)).load()
+PATH = metadata_pickle.Global("pathlib", "PosixPath")
+SIZE = metadata_pickle.Global("torch", "Size")
+SETS = {  # pickle's BUILD: of a class or a function, whose attributes are for all
+    "a method of a path": (PATH, {"rename": 1}),
+    "a method of a size": (SIZE, {"numel": 1}),
+    "what a function does": (metadata_pickle.Global("builtins", "getattr"), {"__doc__": ""}),
+    "how a class is made": (metadata_pickle.KINDS, {"__new__": PATH}),
+    "of a call": (PATH("/"), {"rename": 1}),
+    "of a data type": (metadata_pickle.Global("torch", "float32"), {"itemsize": 1}),
+}
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("slots", [True, False])
+def test_no_attribute_of_a_class_is_set(tmp_path, name, slots):
+    of, attributes = SETS[name]
+    if isinstance(of, tuple):
+        of = metadata_pickle.Global(*of)
+    state = (None, attributes) if slots else attributes
+    hostile = metadata_pickle.Made(of, state, is_new=False)
+    before = Path.rename, torch.Size.numel
+    content = {"a": hostile, "b": metadata_pickle.metadata({})}
+    (tmp_path / ".metadata").write_bytes(metadata_pickle.dumps(content))
+    with pytest.raises(tensor_list.ForbiddenPickle):
+        tensor_list.read_tensor_list(tmp_path)
+    assert before == (Path.rename, torch.Size.numel)
+    fresh = metadata_pickle.metadata({"model.w": ("__0_0.distcp", 8)})
+    (tmp_path / ".metadata").write_bytes(metadata_pickle.dumps(fresh))
+    assert tensor_list.read_tensor_list(tmp_path).files() == {"__0_0.distcp"}
+
+
+def spoil(change):
+    """The list of a tensor of which something was changed."""
+    listed = metadata_pickle.metadata({"model.w": ("__0_0.distcp", 8)})
+    facts = listed.state["state_dict_metadata"]["model.w"].state
+    (storage,) = listed.state["storage_data"].values()
+    change(facts, storage.state, listed.state)
+    return metadata_pickle.dumps(listed)
+
+
+SPOILT = {
+    "a part is missing": lambda facts, place, root: facts.update(chunks=[]),
+    "a part that is too small": lambda facts, place, root: facts["chunks"][0].state.update(
+        sizes=metadata_pickle.size(7)
+    ),
+    "a part outside": lambda facts, place, root: facts["chunks"][0].state.update(
+        offsets=metadata_pickle.size(1)
+    ),
+    "no place": lambda facts, place, root: root.update(storage_data={}),
+    "another folder": lambda facts, place, root: place.update(relative_path="../x/__0_0.distcp"),
+    "an absolute path": lambda facts, place, root: place.update(relative_path="/etc/passwd"),
+    "no file of a checkpoint": lambda facts, place, root: place.update(relative_path="config.json"),
+    "a size of words": lambda facts, place, root: facts.update(size=metadata_pickle.size("a")),
+    "no type": lambda facts, place, root: facts.pop("properties"),
+}
+
+
+@pytest.mark.parametrize("name", SPOILT)
+def test_a_list_that_is_not_whole_is_refused(tmp_path, name):
+    (tmp_path / ".metadata").write_bytes(spoil(SPOILT[name]))
+    with pytest.raises(tensor_list.ForbiddenPickle):
+        tensor_list.read_tensor_list(tmp_path)
 
 
 def test_the_list_is_read_as_torch_reads_it(saved):
@@ -102,3 +169,112 @@ def test_the_list_is_read_as_torch_reads_it(saved):
     assert own.state_dict_metadata == theirs.state_dict_metadata
     assert own.storage_data == theirs.storage_data
     assert len(own.state_dict_metadata) > 10
+
+
+# ---- What a manifest lists, and what is there
+
+
+def write_part(folder, keys):
+    """Write a checkpoint anew with some of its tensors, as whoever can write its hashes may."""
+    states: dict = {}
+    reader = metadata.Reader(folder)
+    for key, (size, dtype) in reader.tensors().items():
+        if key in keys:
+            states[key] = torch.empty(size, dtype=dtype)
+    dcp.load(states, storage_reader=reader, no_dist=True)
+    for path in folder.iterdir():
+        if path.name != "MANIFEST.json":
+            path.unlink()
+    checkpoint.save_tensors(states, folder, None)
+    reseal(folder)
+
+
+MOMENT = "optimizer.state.layers.0.self_attn.q_proj.weight.exp_avg"
+LACKS = {
+    "one moment": lambda key: key != MOMENT,
+    "the moments of a weight": lambda key: not key.startswith(MOMENT.removesuffix("exp_avg")),
+    "all second moments": lambda key: not key.endswith("exp_avg_sq"),
+    "all moments": lambda key: not key.startswith("optimizer."),
+    "a weight": lambda key: key != "model.layers.0.self_attn.q_proj.weight",
+}
+
+
+@pytest.mark.parametrize("name", LACKS)
+def test_a_checkpoint_without_a_tensor_that_training_needs_is_refused_by_name(saved, tiny, name):
+    model, optimizer = trained(tiny, 0)
+    keys = set(metadata.Reader(saved).tensors())
+    assert MOMENT in keys
+    kept = {key for key in keys if LACKS[name](key)}
+    write_part(saved, kept)
+    manifest.verify(saved)  # who writes such a list writes its hashes too
+    with pytest.raises(CheckpointError) as raised:
+        checkpoint.load_into(saved, model, optimizer)
+    lacking = keys - kept
+    assert "optimizer state" in str(raised.value) or any(
+        key in str(raised.value) for key in lacking
+    )
+
+
+def test_a_manifest_counts_the_tensors_that_were_written(saved):
+    content = manifest.load_manifest(saved) | {"tensors": 10**6}
+    (saved / "MANIFEST.json").write_bytes(manifest.seal_manifest(content))
+    with pytest.raises(CheckpointError, match="1000000 were written"):
+        manifest.verify(saved)
+
+
+@pytest.mark.parametrize("without", [".metadata", "__0_0.distcp"])
+def test_a_manifest_that_does_not_list_a_file_that_is_needed_is_damaged(saved, without):
+    reseal(saved, without)
+    with pytest.raises(CheckpointError, match=rf"MANIFEST.json .*{re.escape(without)}"):
+        manifest.verify(saved)
+
+
+@pytest.mark.parametrize("name", ["../__0_0.distcp", "/etc/passwd", "..", "a/b", ""])
+def test_a_manifest_that_lists_what_is_outside_its_folder_is_damaged(saved, name):
+    content = manifest.load_manifest(saved)
+    content["files"][name] = content["files"]["__0_0.distcp"]
+    (saved / "MANIFEST.json").write_bytes(manifest.seal_manifest(content))
+    with pytest.raises(CheckpointError, match="not the name of a file"):
+        manifest.verify(saved)
+
+
+def test_a_file_that_holds_no_tensor_is_not_of_the_checkpoint(saved):
+    (saved / "__1_0.distcp").write_bytes(b"")
+    reseal(saved)
+    manifest.verify(saved)  # of a process that had nothing to write
+    (saved / "__1_0.distcp").write_bytes(b"x")
+    reseal(saved)
+    with pytest.raises(CheckpointError, match=r"__1_0\.distcp, which holds no tensor"):
+        manifest.verify(saved)
+
+
+def put_socket(path):
+    with socket.socket(socket.AF_UNIX) as server:
+        os.chdir(path.parent)
+        server.bind(path.name)
+
+
+IN_ITS_PLACE = {
+    "a pipe": os.mkfifo,
+    "a socket": put_socket,
+    "a folder": Path.mkdir,
+    "a link out": lambda path: path.symlink_to(__file__),
+    "a link to a device": lambda path: path.symlink_to("/dev/zero"),
+    "a link to itself": lambda path: path.symlink_to(path),
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("file", [".metadata", "__0_0.distcp", "MANIFEST.json"])
+@pytest.mark.parametrize("name", IN_ITS_PLACE)
+def test_nothing_but_a_regular_file_is_opened(saved, tiny, monkeypatch, file, name):
+    monkeypatch.chdir(saved)
+    (saved / file).unlink()
+    IN_ITS_PLACE[name](saved / file)
+    checks = {"verify": manifest.verify}
+    if file != "MANIFEST.json":
+        checks |= readers(tiny)
+        checks["export"] = lambda folder: Weights(folder).read("norm.weight")
+    for read in checks.values():
+        with pytest.raises(CheckpointError):
+            read(saved)

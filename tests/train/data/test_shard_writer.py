@@ -167,7 +167,7 @@ def test_each_document_is_sealed_once_in_order_in_its_split_however_many_are_enc
     assert len(list(made.make(math.inf))) == len(expected(v)) > 2
     check(tmp_path / "made", v)
     manifest = json.loads(made.path.read_text())
-    facts = {"schema": 2, "source": "papers", "key": papers.key, "tokenizer_sha256": v.sha256}
+    facts = {"schema": 3, "source": "papers", "key": papers.key, "tokenizer_sha256": v.sha256}
     facts |= {"shard_tokens": SHARD_TOKENS, "end": "all", "next": [3, 0]}
     assert manifest.items() >= facts.items()
     indexes = [shard.index for _, _, shards in expected(v) for shard in shards]

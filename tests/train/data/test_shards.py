@@ -1,5 +1,6 @@
 """train/data/shards.py: what is written is read back, and every fault of a file is found, named and given a remedy."""
 
+import contextlib
 import hashlib
 import json
 import math
@@ -15,7 +16,7 @@ import xxhash
 
 from tests.shard_folder import write_source
 from train.data import shards as shards_module
-from train.data.manifest import DataError, ShardInfo
+from train.data.manifest import DataError, ShardInfo, parse_manifest
 from train.data.shards import HEADER_BYTES, TICK_S, ShardSet, write_shard
 
 TOKENIZER = hashlib.sha256(b"a tokenizer").hexdigest()
@@ -46,6 +47,11 @@ def change_shard(manifest, change):
     first, *rest = manifest["seals"]
     changed = first | {"train": first["train"] | change}
     return json.dumps(manifest | {"seals": [changed, *rest]})
+
+
+def without_hash(manifest):
+    """The same as an earlier version has written it."""
+    return {key: manifest[key] for key in manifest if key != "hash"} | {"schema": 2}
 
 
 def overwrite(path, content):
@@ -148,8 +154,9 @@ def test_any_flipped_bit_is_found_when_the_shard_is_first_read(tmp_path, at):
     ],
 )
 def test_a_damaged_manifest_is_named_with_the_remedy(tmp_path, spoil):
+    """Of the schema without a hash, whose every key is looked at."""
     path = make(tmp_path).with_name("manifest.json")
-    path.write_text(spoil(json.loads(path.read_text())), "latin-1")
+    path.write_text(spoil(without_hash(json.loads(path.read_text()))), "latin-1")
     said = refusal(lambda: ShardSet(tmp_path))
     assert said.startswith(f"{path}: not a manifest ")
     assert said.endswith(f"; delete {tmp_path} and {REMEDY}")
@@ -161,7 +168,61 @@ def test_a_manifest_of_another_version_or_none_at_all_is_named(tmp_path):
     )
     (tmp_path / "manifest.json").write_text('{"schema": 1, "shards": {}}')
     said = refusal(lambda: ShardSet(tmp_path))
-    assert said.startswith(f"{tmp_path}/manifest.json: has format 1; this version reads 2; delete ")
+    assert said.startswith(f"{tmp_path}/manifest.json: has format 1; this version reads 3; delete ")
+
+
+EDITS = {
+    "seals removed": lambda m: m | {"seals": m["seals"][:1]},
+    "a seal twice as large": lambda m: json.loads(change_shard(m, {"tokens": 600})),
+    "another end": lambda m: m | {"end": "limit"},
+    "without its hash": lambda m: {key: m[key] for key in m if key != "hash"},
+    "another hash": lambda m: m | {"hash": "0" * 16},
+    "said to be without a hash": lambda m: m | {"schema": 2, "seals": m["seals"][:1]},
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_an_edited_manifest_is_named_with_the_remedy(tmp_path, name):
+    path = make(tmp_path).with_name("manifest.json")
+    path.write_text(json.dumps(EDITS[name](json.loads(path.read_text()))))
+    said = refusal(lambda: ShardSet(tmp_path))
+    assert said.startswith(f"{path}: is damaged or was edited") and said.endswith(REMEDY)
+
+
+def test_every_flipped_bit_and_every_cut_of_a_manifest_is_noticed_or_changes_nothing(tmp_path):
+    path = make(tmp_path).with_name("manifest.json")
+    content = path.read_bytes()
+    written = parse_manifest(path, content)
+    changed = [content[:end] for end in range(len(content) - 1)]
+    for bit in range(8):
+        for at in range(len(content)):
+            changed.append(content[:at] + bytes([content[at] ^ 1 << bit]) + content[at + 1 :])
+    for spoilt in changed:
+        with contextlib.suppress(DataError):
+            assert parse_manifest(path, spoilt) == written
+
+
+def test_a_manifest_of_the_schema_without_a_hash_is_read(tmp_path):
+    path = make(tmp_path).with_name("manifest.json")
+    written = parse_manifest(path, path.read_bytes())
+    path.write_text(json.dumps(without_hash(json.loads(path.read_text())), indent=1))
+    assert ShardSet(tmp_path).manifest == written
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("file", ["train_00000.bin", "manifest.json"])
+@pytest.mark.parametrize(
+    "put",
+    [os.mkfifo, Path.mkdir, lambda path: path.symlink_to(__file__)],
+    ids=["pipe", "folder", "link"],
+)
+@pytest.mark.parametrize("check", [True, False])
+def test_nothing_but_a_regular_file_is_opened(tmp_path, file, put, check):
+    path = make(tmp_path).with_name(file)
+    path.unlink()
+    put(path)
+    said = refusal(lambda: read(ShardSet(tmp_path, check=check)))
+    assert said.startswith(f"{path}: cannot be read (")
 
 
 # ---- Shards that are good, for another model

@@ -78,6 +78,22 @@ def test_one_site_that_takes_the_mean_keeps_its_weights_to_the_bit(tiny):
         assert torch.equal(weight, own[name]) and torch.equal(optimizer.weights[name], own[name])
 
 
+def test_one_site_makes_nothing_global_that_it_has_trained_since_it_sent(tiny):
+    """With a delay it takes the mean of what it sent, and keeps half of its steps since."""
+    outer = {"outer_learning_rate": 1.0, "outer_momentum": 0.0}
+    config = dataclasses.replace(tiny, sync_every=8, sync_delay=1, **outer)
+    model = Blocks(1)
+    optimizer = OuterOptimizer(model, config)
+    own = model.embed_tokens.detach()
+    own.fill_(0.75)
+    manager: Any = Mean(1)
+    optimizer.send(0, manager)
+    own.fill_(0.25)
+    assert optimizer.receive(manager)
+    assert optimizer.weights["embed_tokens"].tolist() == [0.75] * 3
+    assert own.tolist() == [0.5] * 3
+
+
 def step_by_sgd(model, tokens):
     logits = model(tokens[:, :-1]).flatten(0, 1)
     loss = torch.nn.functional.cross_entropy(logits, tokens[:, 1:].flatten())

@@ -16,6 +16,7 @@ from record.metrics import read_records
 from settings.config import Config
 from tests.core_bundle import TASKS, make_folder
 from tests.running import ROOT, environment, train, wait_for
+from train.data.manifest import hash_content
 from train.generate import eval_run
 
 LAUNCHER = [sys.executable, "-m", "train.launcher", "finetune.evaluate"]
@@ -137,7 +138,8 @@ def test_a_run_is_scored_on_the_text_that_it_held_out_or_not_at_all(trained, tmp
     changed = folder.with_name(f"changed-{folder.name.split('-')[1]}")
     shutil.copytree(folder, changed)
     (manifest,) = changed.glob("*/manifest.json")
-    manifest.write_text(manifest.read_text().replace(folder.name, changed.name))
+    content = json.loads(manifest.read_text().replace(folder.name, changed.name))
+    manifest.write_text(json.dumps(content | {"hash": hash_content(content)}))
     evaluate(elsewhere)
     after = read_result(tmp_path / "run")
     assert (after["val_loss"], after["scored_bytes"]) == (

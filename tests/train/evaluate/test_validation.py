@@ -17,7 +17,7 @@ from settings.config import Config
 from tests.conftest import make_data
 from tests.train.making import ALONE
 from train.data import prepare
-from train.data.manifest import DataError
+from train.data.manifest import DataError, hash_content
 from train.data.shards import ShardSet, write_shard
 from train.data.tokenizer import Vocabulary
 from train.evaluate.scoring import ScoringFailed
@@ -62,6 +62,7 @@ class Parts:
         path = folder / f"validation_0000{seal}.bin"
         written = write_shard(path, ids, 1, 3000, self.vocabulary.sha256, source, 512)
         manifest["seals"][seal]["validation"] = vars(written)
+        manifest["hash"] = hash_content(manifest)
         (folder / "manifest.json").write_text(json.dumps(manifest))
         return ShardSet(folder)
 

@@ -19,6 +19,7 @@ import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
+from record.regular_file import open_regular
 from train.data.data_paths import core_bundle_path
 from train.data.prepare import one_at_a_time
 from train.data.sources.content import digest_of, looks_like
@@ -110,7 +111,9 @@ class Bundle:
     def read(self, name: str) -> bytes:
         """Read a file. Raises CoreError if it is damaged, or not the same as the first time."""
         try:
-            content: bytes = (self.open() / f"{self.root}{name}").read_bytes()
+            place = self.open() / f"{self.root}{name}"
+            with open_regular(place) if isinstance(place, Path) else place.open("rb") as file:
+                content: bytes = file.read()
         except DAMAGE as error:
             raise CoreError(
                 f"{self.path}: {self.root}{name} cannot be read ({type(error).__name__}: {error}); "

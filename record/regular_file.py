@@ -1,0 +1,104 @@
+"""Open files that somebody else may have put there, such as those of a run that was copied.
+
+Opening a pipe waits for its writer, a device may do anything, and a link may lead to another file.
+"""
+
+import contextlib
+import errno
+import io
+import os
+import stat
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from record.exit_codes import BAD_DATA
+
+LOOK_S = 1.0  # how often it is looked whether a read has ended
+
+
+last_read_s = 0.0  # when anything was last opened or read here, by time.monotonic()
+
+
+class Noted(io.FileIO):
+    """A file whose reads are noted as progress."""
+
+    def readinto(self, buffer: Any) -> int | None:
+        count = super().readinto(buffer)
+        note_read()
+        return count
+
+
+def note_read() -> None:
+    global last_read_s
+    last_read_s = time.monotonic()
+
+
+@contextlib.contextmanager
+def limit_silence(where: Path, limit_s: float) -> Iterator[None]:
+    """End this process, and say so, if nothing is read for so many seconds: a dead network disk never answers."""
+    over = threading.Event()
+    note_read()
+
+    def watch() -> None:
+        while not over.wait(LOOK_S):
+            if time.monotonic() - last_read_s > limit_s:
+                sys.stderr.write(
+                    f"{where}: reading it has made no progress for {limit_s:.0f} s (START_TIMEOUT_S). "
+                    "Its disk does not answer: look at the network and the mount.\n"
+                )
+                sys.stderr.flush()
+                os._exit(BAD_DATA)
+
+    threading.Thread(target=watch, name="reading", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file, or a link to one, to read it, without waiting. Raises OSError."""
+    return io.BufferedReader(Noted(open_descriptor(path)))
+
+
+def open_descriptor(path: Path, follow: bool = True) -> int:
+    """Open a regular file to read it, without waiting. Raises OSError, also if it is anything else.
+
+    follow: whether the path itself may be a symbolic link.
+    """
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    if not follow:
+        flags |= os.O_NOFOLLOW
+    try:
+        descriptor = os.open(path, flags)
+    except OSError as error:
+        if error.errno in (errno.ENXIO, errno.ENODEV) or (
+            not follow and error.errno == errno.ELOOP
+        ):
+            raise not_regular(path) from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise not_regular(path)
+    note_read()
+    return descriptor
+
+
+def open_inside(folder: Path, name: str) -> BinaryIO:
+    """Open the regular file of this name in a folder, and no link to another place. Raises OSError."""
+    if not is_file_name(name):
+        raise OSError(errno.EINVAL, "is not the name of a file in its folder", name)
+    return io.BufferedReader(Noted(open_descriptor(folder / name, follow=False)))
+
+
+def is_file_name(name: str) -> bool:
+    """Return whether this names a file in a folder itself: no path, and no way out of it."""
+    return name not in ("", ".", "..") and "/" not in name and "\0" not in name
+
+
+def not_regular(path: Path) -> OSError:
+    return OSError(errno.EINVAL, "is not a regular file", str(path))

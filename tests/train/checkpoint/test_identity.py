@@ -1,0 +1,91 @@
+"""train/checkpoint/identity.py: a checkpoint of another run is refused by name."""
+
+import logging
+import shutil
+
+import pytest
+
+from tests.train.checkpoint.test_find import make
+from tests.train.making import ALONE
+from train.checkpoint import find
+from train.checkpoint.identity import Identity
+from train.checkpoint.manifest import CheckpointError, load_manifest
+
+
+def identity(config, before=None):
+    return Identity.of(before or {}, config)
+
+
+def commit(root, step, run=None):
+    facts = {"run": run.of_checkpoint()} if run else {}
+    folder = make(root, step, **facts)
+    return folder, load_manifest(folder)
+
+
+def test_a_run_keeps_its_id_and_two_runs_have_two(tiny):
+    mine, other = identity(tiny), identity(tiny)
+    assert mine.id != other.id
+    mine.adopt(None, ALONE) if mine.adopted else setattr(mine, "adopted", [])
+    again = identity(tiny.replace(learning_rate=0.5), {"identity": mine.stored()})
+    assert (again.id, again.adopted) == (mine.id, [])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"learning_rate": 0.5}, ["LEARNING_RATE=0.5 (here 0.01)"]),
+        ({"weight_decay": 0.5, "seed": 9}, ["WEIGHT_DECAY=0.5", "SEED=9"]),
+        ({}, ["another run"]),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused_with_what_differs(tiny, tmp_path, change, words):
+    tiny = tiny.replace(learning_rate=0.01)
+    folder, manifest = commit(tmp_path, 4, identity(tiny.replace(**change)))
+    mine = identity(tiny)
+    mine.adopt(tmp_path, ALONE)
+    with pytest.raises(CheckpointError) as raised:
+        mine.check(folder, manifest)
+    for word in [str(folder), "INIT_FROM", *words]:
+        assert word in str(raised.value)
+
+
+def test_a_change_on_resume_is_of_the_same_run_and_a_frozen_one_is_not(tiny, tmp_path):
+    mine = identity(tiny)
+    mine.adopt(tmp_path, ALONE)
+    before = {"identity": mine.stored()}
+    folder, manifest = commit(tmp_path, 4, mine)
+    identity(tiny.replace(learning_rate=0.5), before).check(folder, manifest)
+    with pytest.raises(CheckpointError, match="SEED"):
+        identity(tiny.replace(seed=9), before).check(folder, manifest)
+
+
+def test_checkpoints_of_an_earlier_version_are_taken_over_once(tiny, tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    theirs = commit(tmp_path, 2)
+    last = commit(tmp_path, 4)
+    mine = identity(tiny)
+    mine.check(*last)
+    assert caplog.text.count("new checkpoints name their run") == 1
+    mine.adopt(tmp_path, ALONE)
+    later = identity(tiny, {"identity": mine.stored()})
+    later.check(*theirs)  # where the newer ones are damaged
+    later.check(*last)
+    shutil.rmtree(find.folder_of(tmp_path, 4))
+    for step in (4, 6):  # of whatever run: they came since
+        with pytest.raises(CheckpointError, match=f"step_000000{step}.*does not name its run"):
+            later.check(*commit(tmp_path, step))
+
+
+def test_a_new_run_takes_no_checkpoint_without_an_identity(tiny, tmp_path):
+    mine = identity(tiny)
+    mine.adopt(tmp_path, ALONE)
+    with pytest.raises(CheckpointError, match="does not name its run"):
+        mine.check(*commit(tmp_path, 4))
+
+
+def test_a_config_that_an_earlier_version_has_written_anew_gets_its_id_back(tiny, tmp_path):
+    mine = identity(tiny)
+    folder, manifest = commit(tmp_path, 4, mine)
+    again = identity(tiny)
+    again.check(folder, manifest)
+    assert again.id == mine.id

@@ -1,0 +1,195 @@
+"""A checkpoint's `.metadata`: its list of tensors, read without running code and without torch.
+
+torch.distributed.checkpoint (DCP) keeps that list as a pickle, and a pickle can call any function and
+set any attribute when it is read. Checkpoints travel: `make fetch-run` copies them from a shared
+volume. The manifest does not protect them, since whoever writes another pickle can write its hash
+too. So a pickle gets none of the classes that it asks for. It gets a StandIn of the same name,
+which keeps what it is given and does nothing, and the list is made of what these hold.
+
+What is read does not depend on the Python that wrote it. Pythons differ in where pathlib's classes
+are and in how they pickle a member of an enumeration, and none of these is looked at here.
+"""
+
+import dataclasses
+import math
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+from record.regular_file import open_inside
+
+FILE = ".metadata"
+PART = re.compile(r"__[0-9]+_[0-9]+\.distcp")
+DTYPE = re.compile(r"bool|(b?float|u?int|complex)[0-9]+\w*")
+
+Numbers = tuple[int, ...]
+
+
+class ForbiddenPickle(pickle.UnpicklingError):
+    """A pickle that is not the list of tensors of a checkpoint."""
+
+
+class Sealed(type):
+    """The class of classes whose attributes nobody sets: a pickle may try to."""
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        raise ForbiddenPickle(f"{FILE} sets {name} of {cls.__name__}, as no checkpoint does")
+
+
+class StandIn(metaclass=Sealed):
+    """In the place of a class or function that a pickle asks for.
+
+    Attributes:
+        arguments: of the call.
+        state: what would have been set afterwards.
+    """
+
+    __slots__ = ("arguments", "state")
+
+    def __init__(self, *arguments: Any):
+        self.arguments = arguments
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+DCP = "torch.distributed.checkpoint"
+STAND_INS = {
+    (module, name): Sealed(name, (StandIn,), {"__slots__": ()})
+    for module, name in (
+        ("builtins", "getattr"),  # of a member of an enumeration, in Python 3.11.2
+        ("pathlib", "PosixPath"),
+        ("torch", "Size"),
+        ("torch.serialization", "_get_layout"),
+        (f"{DCP}.filesystem", "_StorageInfo"),
+        (f"{DCP}.metadata", "BytesStorageMetadata"),
+        (f"{DCP}.metadata", "ChunkStorageMetadata"),
+        (f"{DCP}.metadata", "Metadata"),
+        (f"{DCP}.metadata", "MetadataIndex"),
+        (f"{DCP}.metadata", "StorageMeta"),
+        (f"{DCP}.metadata", "TensorProperties"),
+        (f"{DCP}.metadata", "TensorStorageMetadata"),
+        (f"{DCP}.metadata", "_MEM_FORMAT_ENCODING"),
+    )
+}
+
+
+class Unpickler(pickle.Unpickler):
+    """Imports nothing: a class or function becomes a StandIn, and a data type its name."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "torch" and DTYPE.fullmatch(name):
+            return name
+        if module.startswith("pathlib."):  # pathlib._local, in Python 3.13
+            module = "pathlib"
+        if (module, name) in STAND_INS:
+            return STAND_INS[module, name]
+        raise ForbiddenPickle(
+            f"{FILE} asks for {module}.{name}, which no checkpoint of this trainer has: somebody "
+            "else wrote it"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredTensor:
+    """A tensor of a checkpoint. chunks: (offsets, sizes) of its parts, which cover it."""
+
+    dtype: str
+    shape: Numbers
+    chunks: list[tuple[Numbers, Numbers]]
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredPart:
+    """Where a part of a tensor is: bytes of a file."""
+
+    file: str
+    offset: int
+    length: int
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorList:
+    """What a checkpoint holds. parts: (key of the tensor, offsets of the part) -> where it is."""
+
+    tensors: dict[str, StoredTensor]
+    parts: dict[tuple[str, Numbers], StoredPart]
+
+    def files(self) -> set[str]:
+        """Return the names of all files that hold a part."""
+        return {part.file for part in self.parts.values()}
+
+
+def read_tensor_list(folder: Path) -> TensorList:
+    """Read the list of a checkpoint's tensors. Raises OSError, ForbiddenPickle."""
+    with open_inside(folder, FILE) as file:
+        try:
+            return list_tensors(Unpickler(file).load())
+        except ForbiddenPickle:
+            raise
+        except Exception as error:  # whatever a damaged pickle raises
+            raise ForbiddenPickle(f"{FILE} is no list of tensors ({error!r})") from None
+
+
+def list_tensors(root: Any) -> TensorList:
+    """Return the list that a pickle holds. Raises ForbiddenPickle, or what comes of wrong types."""
+    content = state_of(root, "Metadata")
+    tensors = {}
+    parts = {}
+    for key, stored in content["state_dict_metadata"].items():
+        facts = state_of(stored, "TensorStorageMetadata")
+        dtype, *_ = state_of(facts["properties"], "TensorProperties")
+        chunks = []
+        for chunk in facts["chunks"]:
+            place = state_of(chunk, "ChunkStorageMetadata")
+            chunks.append((numbers(place["offsets"]), numbers(place["sizes"])))
+        tensors[key] = StoredTensor(dtype, numbers(facts["size"]), chunks)
+    for index, stored in content["storage_data"].items():
+        where = state_of(index, "MetadataIndex")
+        facts = state_of(stored, "_StorageInfo")
+        if not PART.fullmatch(facts["relative_path"]):
+            raise ForbiddenPickle(
+                f"{FILE} names {facts['relative_path']!r}, which is no file of it"
+            )
+        if facts.get("transform_descriptors"):
+            raise ForbiddenPickle(f"{FILE} has compressed tensors, as no checkpoint does")
+        part = StoredPart(facts["relative_path"], facts["offset"], facts["length"])
+        parts[where["fqn"], numbers(where["offset"])] = part
+    for key, tensor in tensors.items():
+        check_tensor(key, tensor, parts)
+    return TensorList(tensors, parts)
+
+
+def check_tensor(
+    key: str, tensor: StoredTensor, parts: dict[tuple[str, Numbers], StoredPart]
+) -> None:
+    """Check that a tensor has a type and is there as a whole. Raises ForbiddenPickle."""
+    if not isinstance(key, str) or not isinstance(tensor.dtype, str):
+        raise ForbiddenPickle(f"{FILE} lists what is no tensor")
+    count = 0
+    for offsets, sizes in tensor.chunks:
+        if (key, offsets) not in parts:
+            raise ForbiddenPickle(f"{FILE} does not say where {key} is")
+        ends = [offset + size for offset, size in zip(offsets, sizes, strict=True)]
+        if any(end > most for end, most in zip(ends, tensor.shape, strict=True)):
+            raise ForbiddenPickle(f"{FILE} has a part of {key} that is not in it")
+        count += math.prod(sizes)
+    if count != math.prod(tensor.shape):
+        raise ForbiddenPickle(f"{FILE} does not have all of {key}")
+
+
+def state_of(value: Any, name: str) -> Any:
+    """Return the state of a StandIn of this name. Raises ForbiddenPickle."""
+    if type(value).__name__ != name or not isinstance(value, StandIn):
+        raise ForbiddenPickle(f"{FILE} lists what is no tensor: there is no {name}")
+    return value.state
+
+
+def numbers(size: Any) -> Numbers:
+    """Return the numbers of a torch.Size. Raises ForbiddenPickle."""
+    if type(size) is STAND_INS["torch", "Size"]:
+        (values,) = size.arguments
+        if all(type(value) is int and value >= 0 for value in values):
+            return tuple(values)
+    raise ForbiddenPickle(f"{FILE} has a size that is none")
