@@ -3,9 +3,11 @@
 import contextlib
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
@@ -13,7 +15,6 @@ from types import FrameType
 from record.exit_codes import INTERRUPTED
 from record.wait import wait
 from settings import ROOT
-from train.console import wrap
 from train.distributed.signals import end_with_parent
 
 # One request may arrive several times, at most this far apart in seconds: `timeout` sends a signal to the process
@@ -54,7 +55,10 @@ class Children:
             self.stop_requested = True
             answer = self.describe_stop()
             if answer:
-                say(f"\n{wrap(answer)}" if sys.stdout.isatty() else answer)
+                if sys.stdout.isatty():
+                    columns = shutil.get_terminal_size().columns
+                    answer = "\n" + textwrap.fill(answer, columns, subsequent_indent="  ")
+                say(answer)
             self.stop_child()
         elif number == signal.SIGINT:
             say("Quitting without saving.")
