@@ -13,12 +13,11 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from record.exit_codes import BAD_DATA
 
 LOOK_S = 1.0  # how often it is looked whether a read has ended
-
 
 last_read_s = 0.0  # when anything was last opened or read here, by time.monotonic()
 
@@ -60,7 +59,7 @@ def limit_silence(where: Path, limit_s: float) -> Iterator[None]:
         over.set()
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> io.BufferedReader:
     """Open a regular file, or a link to one, to read it, without waiting. Raises OSError."""
     return io.BufferedReader(Noted(open_descriptor(path)))
 
@@ -88,7 +87,7 @@ def open_descriptor(path: Path, follow: bool = True) -> int:
     return descriptor
 
 
-def open_inside(folder: Path, name: str) -> BinaryIO:
+def open_inside(folder: Path, name: str) -> io.BufferedReader:
     """Open the regular file of this name in a folder, and no link to another place. Raises OSError."""
     if not is_file_name(name):
         raise OSError(errno.EINVAL, "is not the name of a file in its folder", name)

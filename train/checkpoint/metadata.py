@@ -1,10 +1,11 @@
 """DCP's reader and writer of a checkpoint's files, with a list of tensors that runs no code."""
 
 import contextlib
+import io
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -38,7 +39,7 @@ class RegularFiles(FileSystem):
     """Opens nothing but regular files in the folder of a checkpoint."""
 
     @contextlib.contextmanager
-    def create_stream(self, path: str | os.PathLike, mode: str) -> Iterator[BinaryIO]:
+    def create_stream(self, path: str | os.PathLike, mode: str) -> Iterator[io.IOBase]:
         path = Path(path)
         with open_inside(path.parent, path.name) as stream:
             yield stream
@@ -72,7 +73,9 @@ def build_metadata(listed: TensorList) -> dcp.Metadata:
         MetadataIndex(key, offsets): _StorageInfo(part.file, part.offset, part.length)
         for (key, offsets), part in listed.parts.items()
     }
-    tensors = {key: describe_tensor(tensor) for key, tensor in listed.tensors.items()}
+    tensors: dict[str, Any] = {
+        key: describe_tensor(tensor) for key, tensor in listed.tensors.items()
+    }
     return dcp.Metadata(tensors, storage_data=storage)
 
 

@@ -162,7 +162,7 @@ def list_tensors(root: Any) -> TensorList:
 
 
 def check_tensor(
-    key: str, tensor: StoredTensor, parts: dict[tuple[str, Numbers], StoredPart]
+    key: Any, tensor: StoredTensor, parts: dict[tuple[str, Numbers], StoredPart]
 ) -> None:
     """Check that a tensor has a type and is there as a whole. Raises ForbiddenPickle."""
     if not isinstance(key, str) or not isinstance(tensor.dtype, str):
@@ -188,7 +188,7 @@ def state_of(value: Any, name: str) -> Any:
 
 def numbers(size: Any) -> Numbers:
     """Return the numbers of a torch.Size. Raises ForbiddenPickle."""
-    if type(size) is STAND_INS["torch", "Size"]:
+    if type(size).__name__ == "Size" and isinstance(size, StandIn):
         (values,) = size.arguments
         if all(type(value) is int and value >= 0 for value in values):
             return tuple(values)
