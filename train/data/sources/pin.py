@@ -24,8 +24,8 @@ from typing import Any
 import xxhash
 
 from record.durable import make_printable, write_whole
-from train.data.sources.content import digest_of
-from train.data.sources.given import READABLE, drop_links, expand, find_path, list_files
+from train.data.sources.content import digest_of, format_of, read_start
+from train.data.sources.given import drop_links, expand, find_path, list_files
 from train.data.sources.hub import ask
 from train.data.sources.source import CorpusError, Source, is_validation
 
@@ -254,7 +254,12 @@ def local_pin(s: Source, folder: Path) -> Pinned:
         chosen = earlier
     else:
         chosen = drop_copies(s, given)
-    content = xxhash.xxh3_128(json.dumps([dataclasses.astuple(file) for file in chosen]).encode())
+    decides: list[Any] = [dataclasses.astuple(file) for file in chosen]
+    for file in chosen:
+        kind = read_start(find_path(file.name), file.name).kind
+        if kind != (format_of(file.name) or "text"):  # an earlier version read it by its name
+            decides.append([file.name, kind])
+    content = xxhash.xxh3_128(json.dumps(decides).encode())
     return Pinned(s, f"local-{content.hexdigest()}", chosen)
 
 
@@ -264,9 +269,8 @@ def list_given(s: Source) -> list[str]:
     if left_out:
         most = left_out.most_common(5)
         log.warning(
-            "DATA=%s: left out files that are not %s (%d): %s",
+            "DATA=%s: left out files that are no data (%d): %s",
             make_printable(s.place),
-            READABLE,
             left_out.total(),
             ", ".join(f"{number} {make_printable(kind)}" for kind, number in most),
         )
