@@ -5,6 +5,7 @@ import math
 from settings import SettingsError
 from settings.checks import PRETRAINING
 from settings.config import SETTINGS, Config
+from settings.targets import TARGET_DEFAULTS
 from settings.tuning_rules import refuse_unsupported
 
 ENOUGH_STEPS = 10  # what the advice about a run of one step aims at
@@ -16,7 +17,7 @@ def load_settings() -> Config:
     Raises:
         SettingsError: a value is invalid, or fine-tuning cannot follow it.
     """
-    c = Config.load(without=PRETRAINING)
+    c = Config.load(defaults=TARGET_DEFAULTS["finetune"], without=PRETRAINING)
     refuse_unsupported(c)
     return c
 
