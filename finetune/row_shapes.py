@@ -264,7 +264,7 @@ def message_of(value: Any, where: str, unread: set[str]) -> Message:
     role = THEIR_ROLES.get(role, role) if keys[0] == "from" else role
     if role not in ROLES:
         raise Unfit("role", f"{where} has the role {role[:40]!r}")
-    made = Unlearned
+    made: type[Message] = Unlearned
     if is_learned(value, where, OF_MESSAGES) or role != "assistant":
         made = Message
     return made(role, text_of(value.get(keys[1]), where))

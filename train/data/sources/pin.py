@@ -26,7 +26,7 @@ import xxhash
 from record.durable import make_printable, write_whole
 from train.data.sources.content import digest_of, format_of, read_start
 from train.data.sources.given import drop_links, expand, find_path, list_files
-from train.data.sources.hub import ask
+from train.data.sources.hub import GO_ONLINE, NoNetwork, ask
 from train.data.sources.source import CorpusError, Source, is_validation
 
 log = logging.getLogger(__name__)
@@ -180,7 +180,12 @@ def hub_pin(s: Source, token: str) -> Pinned:
         revision = s.revision or str(api.dataset_info(s.repository, timeout=30).sha)
         return revision, data_files(s, revision, token)
 
-    revision, names = ask(s.repository, f"the list of files of {s.repository}{at}", list_files)
+    try:
+        revision, names = ask(s.repository, f"the list of files of {s.repository}{at}", list_files)
+    except NoNetwork:
+        raise NoNetwork(
+            f"Cannot list the files of {s.repository} on the Hub: no network. {GO_ONLINE}."
+        ) from None
     facts: dict[str, File] = {}
     for start in range(0, len(names), PATHS_A_QUESTION):
         some = names[start : start + PATHS_A_QUESTION]

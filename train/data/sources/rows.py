@@ -40,6 +40,7 @@ from train.data.sources.formats import (
     is_array,
     read,
 )
+from train.data.sources.given import find_path
 from train.data.sources.pin import Pinned
 from train.data.sources.source import CorpusError, Source
 
@@ -152,6 +153,16 @@ def check_formats(pinned: Pinned) -> None:
                 f"{file.name}: not a kind of file that {source.name} can be read from; there are: "
                 f"{', '.join(FORMATS)}. {source.remedies['format']}."
             )
+
+
+def check_first(source: Source, name: str) -> None:
+    """Raise CorpusError if no column of a file of DATA is its text, before anything is computed from its size."""
+    path = find_path(name)
+    kind = read_start(path, name).kind
+    try:
+        choose_column(source, path, name, kind)
+    except Broken as broken:
+        raise refusal(source, path, name, kind, broken) from None
 
 
 def choose_column(source: Source, path: Path, name: str, kind: str) -> Source:

@@ -21,6 +21,7 @@ from tests.train.data.sources.source_files import (
     read,
     refusal,
 )
+from train.data.sources import rows
 from train.data.sources.given import given_source, list_files
 from train.data.sources.pin import File, Pinned
 from train.data.sources.rows import Document, piece_bytes
@@ -63,6 +64,13 @@ def test_pieces_of_plain_text_are_the_file_and_end_at_blank_lines(tmp_path, book
     assert texts(tmp_path / "dos.txt", tmp_path) == ["one\r\n\r\ntwo\r\n"]
     (tmp_path / "cut").write_text("a" * 4095 + "é" * 10)  # a character across the first bytes
     assert texts(tmp_path / "cut", tmp_path)
+
+
+def test_the_size_of_pieces_is_computed_once_and_not_for_each_file(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(rows, "piece_bytes", lambda pinned: calls.append(pinned) or 500)
+    folder = write(tmp_path / "in", {f"{n}.txt": b"text %d" % n for n in range(20)})
+    assert len(texts(folder, tmp_path)) == 20 and len(calls) == 1
 
 
 def test_a_twentieth_is_held_out_by_the_hash_of_the_text(tmp_path, book):
