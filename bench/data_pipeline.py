@@ -1,6 +1,6 @@
 """What data cost: `make data` beside the tokenizer alone, the loader, the sampler, and opening very many shards.
 
-    python -m bench.data_pipeline prepare|loader|many ROUNDS TOKENIZER
+    python -m bench.data_pipeline prepare|files|loader|many ROUNDS TOKENIZER
     python -m bench.data_pipeline alone TOKENIZER FILE...          one turn of the tokenizer, for `prepare`
 
 Each writes JSON lines: what was measured (`part`), its rounds, and the share of the machine that went to others in
@@ -8,6 +8,8 @@ each. TOKENIZER is a tokenizer.json, or `train` for one of 32,768 entries traine
 
     prepare   text of 100 MB, the standard library's in another order: the whole process of train.data.prepare, from its
               start to verified shards, and tokenizers' encode_batch on the same text in memory, in turns
+    files     2,000 to 100,000 files of about 900 bytes as DATA: the same process, once each, which reads every file
+              three times (to hash, to train a tokenizer of 1,000 entries, to make shards)
     loader    batches of 2^19 tokens of a 65/34/1 mixture, one thread; the files are in the page cache, and each
               page is mapped anew in each round
     many      100 billion tokens in 1,000 shards, which are holes on disk: opening them (sizes and headers, no hash),
@@ -17,6 +19,8 @@ each. TOKENIZER is a tokenizer.json, or `train` for one of 32,768 entries traine
 import dataclasses
 import json
 import random
+import resource
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -39,11 +43,13 @@ from train.data.sources.pin import pin
 from train.data.sources.rows import Document, documents
 from train.data.sources.source import declared
 
-PARTS = ("prepare", "loader", "many")
+PARTS = ("prepare", "files", "loader", "many")
 MIX = {"web": 65, "papers": 34, "exams": 1}
 TEXT_BYTES = 100_000_000
 FILES = 4
 BATCH = 4_000_000  # bytes of text that encode_batch is given at once
+SMALL_FILES = (2_000, 8_000, 32_000, 100_000)
+WORDS_OF_FILE = 120
 CHUNK_BYTES = 4_000  # of lines that stay together when text is shuffled
 SEQ_LEN, BATCH_TOKENS = 2048, 2**19
 SHA256 = "00" * 32
@@ -156,6 +162,41 @@ def prepare(
             }
 
         yield in_rounds("prepare", rounds, turn)
+
+
+def files(counts: tuple[int, ...] = SMALL_FILES) -> Iterator[dict[str, Any]]:
+    """Seconds that make data takes for folders of so many small files."""
+    chance = random.Random(1)
+    words = [f"{chance.randrange(10**6):x}" for _ in range(3000)]
+    for count in counts:
+        with tempfile.TemporaryDirectory(dir=ROOT / "bench") as name:
+            for number in range(count):
+                place = Path(name) / "texts" / f"{number // 1000}"
+                place.mkdir(parents=True, exist_ok=True)
+                text = " ".join(chance.choices(words, k=WORDS_OF_FILE))
+                (place / f"{number}.txt").write_text(f"{number}: {text}\n")
+
+            def turn(_: int, folder: str = name) -> dict[str, Any]:
+                settings = {
+                    "DATA": f"{folder}/texts",
+                    "DATA_DIR": f"{folder}/data",
+                    "VOCAB_SIZE": "1000",
+                    "TRAIN_TOKENS": "200000",
+                    "WARMUP_TOKENS": "0",
+                }
+                began = time.perf_counter()
+                cpu_began = resource.getrusage(resource.RUSAGE_CHILDREN)
+                run("train.data.prepare", "data", **settings)
+                cpu = resource.getrusage(resource.RUSAGE_CHILDREN)
+                return {
+                    "seconds": time.perf_counter() - began,
+                    "cpu_seconds": cpu.ru_utime
+                    + cpu.ru_stime
+                    - cpu_began.ru_utime
+                    - cpu_began.ru_stime,
+                }
+
+            yield in_rounds("files", 1, turn) | {"files": count}
 
 
 def run(module: str, *arguments: str, **settings: str) -> str:
@@ -366,6 +407,11 @@ def row(found: dict[str, Any], spread: Callable[[list[float], int], str]) -> str
             of("tokens_per_s", 1, 1e6),
             "at least 20",
         )
+    elif part == "files":
+        seconds = statistics.median(taken["cpu_seconds"] for taken in found["rounds"])
+        what, target = f"make data, {found['files']:,} small files, s", "under 2 ms of CPU a file"
+        per_file = 1000 * seconds / found["files"]
+        value = f"{of('seconds', 1)}, of CPU {of('cpu_seconds', 1)}: {per_file:.2f} ms a file"
     elif part == "start":
         billions = found["shards"] * found["shard_tokens"] / 1e9
         what = f"opening {billions:.0f} billion tokens in {found['shards']:,} shards, s"
@@ -382,6 +428,8 @@ def main(part: str, *arguments: str) -> None:
     rounds, given = int(arguments[0]), arguments[1]
     if part == "prepare":
         results = prepare(rounds, given)
+    elif part == "files":
+        results = files()
     elif part == "loader":
         results = loader(rounds)
     else:

@@ -24,6 +24,7 @@ from settings.checks import PRETRAINING
 from settings.config import Config
 from settings.finding import FAIL, PASS, Finding, code_of, format_findings, split
 from train.console import wrap
+from train.data.data_paths import fit_vocabulary
 from train.data.sources.source import CorpusError
 
 
@@ -63,6 +64,7 @@ def main(words: list[str]) -> int:
         c = links.loaded(
             lambda measured: Config.load(defaults=measured, without=PRETRAINING if finetune else ())
         )
+        c = fit_vocabulary(c)
         check_trackers(c)
         refuse_unknown_checks(c.allow_fail)
     except SettingsError as error:

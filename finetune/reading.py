@@ -1,7 +1,8 @@
 """DATA to conversations, in a fixed order: files here or a data set on the hub, what is wrong counted and named.
 
     DATA=chats.jsonl                     a file: .jsonl, .json (lines or one array), also .gz and .zst; .parquet
-    DATA=chats/                          a folder: all such files below it, in order of their names
+    DATA=chats/                          a folder: all such files below it, in order of their names; by their
+                                         content, if their names do not tell
     DATA=OWNER/NAME:CONFIG:SPLIT@COMMIT  a data set on the hub; split train, and the only config, where not said
 
 What is wrong with a file is refused, as in train/data/sources/rows.py, and so is one of which none of the first 100 rows is a
@@ -12,6 +13,7 @@ FILE:LINE. Of 100 rows or more at most half may be dropped.
 import collections
 import dataclasses
 import glob
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,13 +23,14 @@ from finetune import row_shapes
 from finetune.row_shapes import COLUMNS, SHAPES, Conversation, conversation_of
 from settings import ROOT
 from train.data.sources import rows
-from train.data.sources.content import FORMATS, format_of
+from train.data.sources.content import FORMATS, foreign, read_start
 from train.data.sources.fetch import Files
 from train.data.sources.formats import Bad, Broken, open_parquet, read
 from train.data.sources.pin import Pinned, pin
 from train.data.sources.rows import ENOUGH_ROWS
 from train.data.sources.source import DECLARED, CorpusError, Source
 
+log = logging.getLogger(__name__)
 READABLE = tuple(suffix for suffix in FORMATS if FORMATS[suffix] != "text")
 NAMED = 3  # of each reason for which rows are dropped
 MOST_DROPPED = 0.5  # share of the rows
@@ -121,12 +124,17 @@ def source_of(data: str, setting: str = "DATA") -> Source:
     path = ROOT / Path(data).expanduser()
     if path.is_dir():
         below = sorted(file.relative_to(path) for file in path.rglob("*") if file.is_file())
-        found = [
-            file
-            for file in below
-            if file.name.lower().endswith(READABLE)
-            and not any(part.startswith(".") for part in file.parts)
-        ]
+        shown = [file for file in below if not any(part.startswith(".") for part in file.parts)]
+        found = [file for file in shown if may_hold_rows(path / file)]
+        if len(found) < len(shown):
+            left_out = collections.Counter(file.suffix for file in shown if file not in found)
+            log.warning(
+                "%s=%s: left out files that hold no rows (%d): %s",
+                setting,
+                data,
+                left_out.total(),
+                ", ".join(f"{n} {suffix or 'no suffix'}" for suffix, n in left_out.most_common()),
+            )
         if not found:
             raise CorpusError(
                 f"{setting}={data}: the folder holds no file of conversations ({', '.join(READABLE)})"
@@ -138,10 +146,11 @@ def source_of(data: str, setting: str = "DATA") -> Source:
             files=tuple(glob.escape(f"{data.rstrip('/')}/{file}") for file in found),
         )
     if path.is_file():
-        if not path.name.lower().endswith(READABLE):
+        if not may_hold_rows(path):
+            what, remedy = foreign(read_start(path, path.name).content, path)
             raise CorpusError(
-                f"{setting}={data}: not a kind of file that conversations are read from; there are: "
-                f"{', '.join(READABLE)}; convert it to one of them"
+                f"{setting}={data}: {what or 'not a kind of file that conversations are read from'}; there "
+                f"are: {', '.join(READABLE)}; {remedy or 'convert it to one of them'}"
             )
         return Source(setting, "files", 0.5, files=(glob.escape(data),))
     is_hub = HUB.fullmatch(data)
@@ -168,6 +177,16 @@ def source_of(data: str, setting: str = "DATA") -> Source:
     )
 
 
+def may_hold_rows(path: Path) -> bool:
+    """Tell whether a file is of a kind that conversations are read from, by its name or else by its content."""
+    if path.name.lower().endswith(READABLE):
+        return True
+    try:
+        return read_start(path, path.name).kind != "text"
+    except OSError as error:
+        raise CorpusError(f"{path}: cannot be read ({error.strerror}); make it readable") from None
+
+
 def pinned_files(
     data: str, folder: Path, token: str = "", setting: str = "DATA"
 ) -> tuple[Pinned, Files]:
@@ -180,8 +199,10 @@ def pinned_files(
         pinned = pin(s, folder, token)
     except CorpusError as error:
         raise CorpusError(f"{setting}={data}: {error}") from None
-    if wrong := next(
-        (file.name for file in pinned.files if not file.name.lower().endswith(READABLE)), None
+    if s.kind == "hub" and (
+        wrong := next(
+            (file.name for file in pinned.files if not file.name.lower().endswith(READABLE)), None
+        )
     ):
         raise CorpusError(
             f"{setting}={data}: {wrong} is not a kind of file that conversations are read from; there "
@@ -217,7 +238,8 @@ def conversations(pinned: Pinned, files: Files, tally: Tally) -> Iterator[Locate
                 tally.take(place, made)
                 yield Located(made, number, row, place)
         except Broken as broken:
-            raise refusal(pinned, file.name, row, str(broken), broken.remedy) from None
+            at = row if broken.row is None else broken.row
+            raise refusal(pinned, file.name, at, str(broken), broken.remedy) from None
         files.done(number)
     files.close()
 
@@ -241,10 +263,12 @@ def check_dropped(pinned: Pinned, tally: Tally, sentences: Mapping[str, str]) ->
 
 def columns_of(path: Path, name: str) -> tuple[tuple[str, ...], list[str]]:
     """(columns to read, columns that are left) of a file that says which it has; else nothing: JSON says it by row."""
-    if format_of(name) != "parquet":
+    if read_start(path, name).kind != "parquet":
         return COLUMNS, []
     with open_parquet(path) as file:
         names = file.schema_arrow.names
+        if not file.metadata.num_rows:
+            return (), []
     if not any(set(columns) <= set(names) for columns in SHAPES.values()):
         raise Broken(
             f"none of the accepted shapes; it has the columns {', '.join(names)}, accepted are "
@@ -262,6 +286,4 @@ def refusal(pinned: Pinned, name: str, row: int, what: str, remedy: str = "") ->
         if pinned.source.kind == "hub"
         else "get it again, or leave it out"
     )
-    return CorpusError(
-        f"{name} of {pinned.source.name}, at line {row + 1}: {what}; {remedy or again}"
-    )
+    return CorpusError(f"{name}:{row + 1} of {pinned.source.name}: {what}; {remedy or again}")

@@ -12,6 +12,8 @@ The first that a row has all columns of is taken. A `system` column that holds t
 
 A conversation is an optional system message, then user and assistant in turn, beginning with the user. What else is in
 a row is dropped for one of REASONS; what is mended, because nothing scored is lost by it, is noted for one of NOTES.
+Keys that say what is learned from a message or row (LEARNED) are followed, and those that say what else belongs to an
+answer (TOOLS, THOUGHTS) are reasons to drop it: without them another answer would be learned.
 """
 
 import dataclasses
@@ -36,10 +38,15 @@ BESIDE = {
     "instruction/output": ("input",),
 }  # read where they are there
 SYSTEM = "system"
+LEARNED = ("weight", "train", "training", "trainable", "loss")  # 0 or false: not learned from
+TOOLS = ("tool_calls", "function_call", "tools", "functions")
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+OF_MESSAGES = (*LEARNED, *TOOLS, *THOUGHTS)
+OF_ROWS = ("weight", "train", "tools", "functions", "reasoning_content", "thinking")
 COLUMNS = tuple(
     dict.fromkeys(
         [column for columns in (*SHAPES.values(), *BESIDE.values()) for column in columns]
-        + [SYSTEM]
+        + [SYSTEM, *OF_ROWS]
     )
 )
 THEIR_ROLES = {
@@ -58,7 +65,10 @@ REASONS = {
     "order": "roles out of order: a system message that is not the first, or user and assistant not in turn",
     "empty": "a message without text",
     "no assistant": "no message of the assistant",
-    "tools": "a message calls a tool instead of answering",
+    "tools": "tools are called or described, which are not learned",
+    "thoughts": "thoughts beside an answer, which are not learned: write them into the answer's text, or remove them",
+    "weight": "a weight other than 0 and 1",
+    "unlearned": "the row is not to be learned from",
     "options": "the answer is none of the options, or several",
     "nul": "NUL characters in a text",
     "surrogate": "half a surrogate pair in a text",
@@ -81,6 +91,10 @@ class Conversation:
     options: tuple[str, ...] = ()
 
 
+class Unlearned(Message):
+    """A message of the assistant that is not learned from: it is read, and not scored."""
+
+
 class Unfit(Exception):
     """Why a row is no conversation, as a Bad."""
 
@@ -98,8 +112,15 @@ def conversation_of(row: dict[str, Any]) -> Conversation | Bad:
             "shape",
             f"it has {has}; accepted are " + "; ".join(" + ".join(s) for s in SHAPES.values()),
         )
-    unread = {str(name) for name in row} - {*SHAPES[shape], *BESIDE.get(shape, ()), SYSTEM}
+    unread = {str(name) for name in row} - {
+        *SHAPES[shape],
+        *BESIDE.get(shape, ()),
+        SYSTEM,
+        *OF_ROWS,
+    }
     try:
+        if not is_learned(row, "the row", OF_ROWS):
+            raise Unfit("unlearned", "its weight is 0")
         messages = MAKERS.get(shape, pair)(row, shape, unread)
         if (system := row.get(SYSTEM)) is not None:
             if messages[:1] and messages[0].role == "system":
@@ -232,9 +253,7 @@ def message_of(value: Any, where: str, unread: set[str]) -> Message:
         ("role", "content") if value.get("role") is not None else ("from", "value")
     )  # parquet may have both
     for name, more in value.items():
-        if name not in keys and more is not None:
-            if name in ("tool_calls", "function_call") and more:
-                raise Unfit("tools", f"{where} has {name}")
+        if name not in (*keys, *OF_MESSAGES) and more is not None:
             unread.add(f"{name} of messages")
     role = value.get(keys[0])
     if not isinstance(role, str):
@@ -245,7 +264,30 @@ def message_of(value: Any, where: str, unread: set[str]) -> Message:
     role = THEIR_ROLES.get(role, role) if keys[0] == "from" else role
     if role not in ROLES:
         raise Unfit("role", f"{where} has the role {role[:40]!r}")
-    return Message(role, text_of(value.get(keys[1]), where))
+    made: type[Message] = Unlearned
+    if is_learned(value, where, OF_MESSAGES) or role != "assistant":
+        made = Message
+    return made(role, text_of(value.get(keys[1]), where))
+
+
+def is_learned(value: dict[str, Any], where: str, names: tuple[str, ...]) -> bool:
+    """Tell whether a message or a row is learned from, by its keys of these names.
+
+    Raises Unfit for what cannot be followed.
+    """
+    weights = [1]
+    for name in names:
+        more = value.get(name)
+        if more in (None, "", "[]", [], {}):
+            continue
+        if name in TOOLS:
+            raise Unfit("tools", f"{where} has {name}")
+        if name in THOUGHTS:
+            raise Unfit("thoughts", f"{where} has {name}")
+        if more not in (0, 1):
+            raise Unfit("weight", f"{where} has {name} = {str(more)[:40]}")
+        weights.append(more)
+    return all(weights)
 
 
 def text_of(value: Any, where: str) -> str:

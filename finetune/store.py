@@ -32,6 +32,7 @@ import xxhash
 
 from finetune import reading, template
 from finetune.reading import Located, Tally, conversations, pinned_files
+from finetune.row_shapes import OF_MESSAGES
 from finetune.template import Labelled, Template, digest
 from record.durable import flush_folder, write_whole
 from settings.resolve import show_path
@@ -319,6 +320,8 @@ def opened(folder: Path) -> Examples | None:
             or len(index) != about["examples"]
         ):
             raise ValueError("parts of different length")
+        if any(f"{name} of messages" in line for name in OF_MESSAGES for line in about["report"]):
+            raise ValueError("of a version that did not look at what is learned")
         return Examples(
             ids, scored, index, tuple(about["sources"]), tuple(about["report"]), about["key"]
         )

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from tokenizers import Encoding
 
+from finetune.row_shapes import Unlearned
 from settings.resolve import show_path
 from train.data.sources.formats import Bad
 from train.data.tokenizer import TokenizerError, Vocabulary, load
@@ -155,7 +156,8 @@ class Own:
         if made.begin:
             ids.append(self.special[made.begin])
             scored.append(False)
-        for role, text in messages:
+        for message in messages:
+            role, text = message
             encoding, heading = next(encodings), len(made.heading.format(role))
             ids += [
                 self.special[made.opening.format(role)],
@@ -163,7 +165,7 @@ class Own:
                 self.special[made.end],
                 *behind,
             ]
-            is_answer = role == "assistant"
+            is_answer = is_scored(message)
             inside = marked(encoding, [(heading, heading + len(text))] if is_answer else [])
             scored += [False, *inside.tolist(), is_answer, *([False] * len(behind))]
         return Labelled(np.array(ids, dtype=self.dtype), np.array(scored, dtype=bool))
@@ -314,6 +316,12 @@ class Theirs:
         (text,), (marks,) = made
         answers = [message.text.strip() for message in messages if message.role == "assistant"]
         spans = [(begin, self.end_of_mark(text, begin, end)) for begin, end in marks if begin < end]
+        learned = [is_scored(message) for message in messages if message.role == "assistant"]
+        if not all(learned):
+            if len(spans) != len(learned):
+                raise Refused("its marks do not tell which answer is not to be learned")
+            answers = [answer for answer, scored in zip(answers, learned, strict=True) if scored]
+            spans = [span for span, scored in zip(spans, learned, strict=True) if scored]
         altered = sum(
             answer not in text[begin:end]
             for answer, (begin, end) in zip(answers, spans, strict=False)
@@ -342,7 +350,7 @@ class Theirs:
     def by_prefixes(self, messages: list[Message]) -> "Spans":
         whole, spans, unscored, altered = self.written(messages), [], 0, 0
         for i, message in enumerate(messages):
-            if message.role != "assistant":
+            if not is_scored(message):
                 continue
             is_last = i == len(messages) - 1
             before = self.written(messages[:i], reply=True)
@@ -372,6 +380,11 @@ class Theirs:
             return ends[-1] if ends else shared
         # some write an end of the whole conversation, too, behind the last answer
         return ends[-1] if ends and answer.strip() in after[len(before) : ends[-1]] else None
+
+
+def is_scored(message: Message) -> bool:
+    """Tell whether a message is an answer that is learned from."""
+    return message.role == "assistant" and not isinstance(message, Unlearned)
 
 
 class Refused(Exception):

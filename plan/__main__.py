@@ -25,6 +25,7 @@ from settings import SettingsError
 from settings.checks import CHECKS, check_batch
 from settings.config import Config
 from settings.finding import code_of, split
+from train.data.data_paths import fit_vocabulary
 from train.data.sources.source import CorpusError
 
 Rule = Callable[[Any], Any]
@@ -37,7 +38,7 @@ def main() -> int:
         refuse_unknown_checks(asked.allow_fail)
         if tuning.is_tuning(asked):
             return of_tuning()
-        c = links.loaded(lambda measured: loaded(measured, (check_batch,)))
+        c = fit_vocabulary(links.loaded(lambda measured: loaded(measured, (check_batch,))))
         fleet = fleet_of(c)
         if c.sweep:
             swept = sweep.sweep(c, fleet, probe_of(c, fleet))

@@ -91,7 +91,10 @@ def declared_tokens(c: Config, s: Source) -> float | None:
     """Training tokens that a source has by its declaration, or about by the size of the files of DATA."""
     tokens = s.tokens
     if s.place and s.files:
-        names, _ = list_files(s.place)  # raises CorpusError
+        from train.data.sources.rows import check_first  # it needs pyarrow
+
+        names, _ = list_files(s.place)
+        check_first(s, names[0])
         tokens = estimate_tokens(names)
     return None if tokens is None else tokens * (1 - s.validation_fraction)
 

@@ -280,6 +280,12 @@ def find_explicit() -> set[str]:
     return resolve().explicit
 
 
+def is_of_preset(name: str) -> bool:
+    """Tell whether a setting has its value by the preset or the default, and not by the user or the run."""
+    origin = resolve().origins[name]
+    return origin == DEFAULT or origin.startswith("presets/")
+
+
 def build_environment(settings: Texts, without: Collection[str] = ()) -> dict[str, str]:
     """Return this process's environment with these settings, for a process to start.
 

@@ -29,6 +29,7 @@ from settings import ROOT, ExpectedError
 from settings.config import Config
 from train import console, loop
 from train.assemble import Attempt, Stopwatch, build_job
+from train.data.data_paths import fit_vocabulary
 from train.diloco.result import RunIsOver
 from train.distributed.signals import Interrupt, end_with_parent
 from train.distributed.world import (
@@ -61,7 +62,7 @@ class Training:
 
     def resolve_from_data(self, config: Config, world: World) -> Config:
         """Add what only the data decide. Raises ExpectedError."""
-        return config
+        return fit_vocabulary(config)
 
     def build_job(self, attempt: Attempt) -> Job:
         """Build everything the loop needs, at the step of the newest checkpoint."""

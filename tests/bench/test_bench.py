@@ -275,6 +275,13 @@ def test_making_data_is_measured_beside_the_tokenizer_on_the_same_text(
     assert bench_data.row(found, run.spread).startswith("| make data, of encode_batch alone | ")
 
 
+def test_making_data_of_many_files_is_measured_by_their_number() -> None:
+    found = list(bench_data.files((40, 60)))
+    assert [one["files"] for one in found] == [40, 60]
+    rows = [bench_data.row(one, run.spread) for one in found]
+    assert rows[0].startswith("| make data, 40 small files, s | ") and "ms a file" in rows[0]
+
+
 def test_a_process_of_the_benchmark_that_fails_says_all_that_it_said() -> None:
     with pytest.raises(
         RuntimeError, match=r"(?s)train\.data\.prepare ended with exit code 64: .*VOCAB_SIZE=7"

@@ -123,8 +123,8 @@ def test_the_command_says_what_became_of_the_rows_and_shows_an_example(
     (tmp_path / "model" / "config.json").write_text(
         '{"model_type": "llama", "max_position_embeddings": 64}'
     )
+    monkeypatch.delenv("PRESET", raising=False)  # as docs/finetune.md has the command
     for name, value in {
-        "PRESET": "finetune",
         "MODEL": tmp_path / "model",
         "DATA": tmp_path / "x.jsonl",
         "DATA_DIR": tmp_path / "data",

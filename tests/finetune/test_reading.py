@@ -63,18 +63,19 @@ def test_each_kind_of_file_gives_the_same(tmp_path: Path, name: str) -> None:
     assert tally.unread == ({"id": 5} if name == "x.parquet" else {})
 
 
-def test_a_folder_is_all_such_files_below_it_by_name(tmp_path: Path) -> None:
+def test_a_folder_is_all_such_files_below_it_by_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     for i, name in enumerate(
-        ["b.jsonl", "a/[1].jsonl", "c.jsonl", "a/.hidden/x.jsonl", "a/notes.txt"]
+        ["b.jsonl", "a/[1].jsonl", "c.ndjson", "a/.hidden/x.jsonl", "a/chats.txt"]
     ):
         write_rows(tmp_path / "chats" / name, [row(f"q{i}?", f"a{i}")])
+    (tmp_path / "chats" / "README.md").write_text("about these")
     found, tally = read(tmp_path / "chats", tmp_path / "data")
-    assert said(found) == [talk(f"q{i}?", f"a{i}") for i in (1, 0, 2)] and tally.rows == 3
-    assert found[0].place == f"{tmp_path}/chats/a/[1].jsonl:1" and [one.file for one in found] == [
-        0,
-        1,
-        2,
-    ]
+    assert said(found) == [talk(f"q{i}?", f"a{i}") for i in (1, 4, 0, 2)] and tally.rows == 4
+    assert found[0].place == f"{tmp_path}/chats/a/[1].jsonl:1"
+    assert [one.file for one in found] == [0, 1, 2, 3]
+    assert "left out files that hold no rows (1): 1 .md" in caplog.text
 
 
 def test_names_stay_as_they_are_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +154,7 @@ def test_a_file_of_which_no_row_is_a_conversation_is_refused_early(tmp_path: Pat
     path = write_rows(tmp_path / "x.jsonl", [{"text": "q?"}] * 100 + ["{"])
     with pytest.raises(
         CorpusError,
-        match=r"x\.jsonl of DATA, at line 100: none of its first 100 rows is a conver"
+        match=r"x\.jsonl:100 of DATA: none of its first 100 rows is a conver"
         r"sation; the first: it has text; accepted are messages;",
     ):
         read(path, tmp_path / "data")
@@ -195,7 +196,7 @@ def test_at_most_half_may_be_dropped(
         (
             "x.jsonl.gz",
             gzip.compress(b'{"messages": []}\n' * 99, mtime=0)[:-9],
-            r"x\.jsonl\.gz of DATA, at line \d+: damaged",
+            r"x\.jsonl\.gz:\d+ of DATA: damaged",
         ),
         ("x.jsonl", b'{"messages": []}\n{"mess', "half a last line"),
     ],

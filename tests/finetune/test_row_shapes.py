@@ -5,6 +5,7 @@ import json
 import pytest
 
 from finetune.row_shapes import NOTES, REASONS, Conversation, conversation_of
+from finetune.template import is_scored
 from tests.conftest import SHARED
 from train.data.sources.formats import Bad
 
@@ -153,6 +154,17 @@ def test_each_shape_by_hand(row: dict, shape: str, messages: list) -> None:
             {"messages": [Q, {"role": "assistant", "content": None, "tool_calls": [{"id": 1}]}]},
             "has tool_calls",
         ),
+        ("tools", {"messages": [Q, A], "tools": [{"name": "add"}]}, "the row has tools"),
+        (
+            "thoughts",
+            {"messages": [Q, A | {"reasoning_content": "2 and 2"}]},
+            "has reasoning_content",
+        ),
+        ("thoughts", {"messages": [Q, A | {"thinking": "2 and 2"}]}, "has thinking"),
+        ("thoughts", {"question": "2+2?", "answer": "4", "thinking": "2"}, "the row has thinking"),
+        ("weight", {"messages": [Q, A | {"weight": 0.5}]}, "has weight = 0.5"),
+        ("weight", {"messages": [Q, A], "weight": 2}, "the row has weight = 2"),
+        ("unlearned", {"messages": [Q, A], "train": False}, "its weight is 0"),
         (
             "options",
             {"question": "q", "options": {"A": "3"}, "answer": "4"},
@@ -200,12 +212,33 @@ def test_what_is_mended_is_noted() -> None:
     assert (made.messages, set(made.notes)) == (PAIR, set(NOTES))
 
 
+@pytest.mark.parametrize(
+    ("keys", "is_learned"),
+    [
+        ({"weight": 0}, False),
+        ({"weight": 0.0}, False),
+        ({"train": False}, False),
+        ({"training": False}, False),
+        ({"loss": False}, False),
+        ({"weight": 1, "train": True}, True),
+        ({"weight": None, "tool_calls": [], "reasoning_content": "", "thinking": None}, True),
+    ],
+)
+def test_messages_of_weight_0_are_read_and_not_learned_from(
+    keys: dict[str, object], is_learned: bool
+) -> None:
+    made = conversation_of({"messages": [Q | {"weight": 0}, A | keys], "tools": "[]", "weight": 1})
+    assert isinstance(made, Conversation)
+    assert made.messages == PAIR and not made.unread
+    assert [is_scored(message) for message in made.messages] == [False, is_learned]
+
+
 def test_what_is_not_read_is_said() -> None:
     made = conversation_of(
-        {"messages": [Q, A | {"weight": 0, "name": None}], "id": 3, "prompt": "x"}
+        {"messages": [Q, A | {"name": "bot", "date": None}], "id": 3, "prompt": "x"}
     )
     assert isinstance(made, Conversation)
-    assert made.unread == {"id", "prompt", "weight of messages"}
+    assert made.unread == {"id", "prompt", "name of messages"}
 
 
 def test_medqa() -> None:

@@ -7,6 +7,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from finetune import template
+from finetune.row_shapes import Unlearned
 from finetune.template import Labelled, Own, Theirs
 from tests.finetune import making
 from tests.finetune.making import (
@@ -51,6 +52,22 @@ def scored_parts(t: template.Template, made: Labelled) -> list[str]:
             parts = [*parts, [token]] if not before else [*parts[:-1], [*parts[-1], token]]
         before = is_scored
     return [t.decode(part) for part in parts]
+
+
+def mute(messages: list[Message], number: int) -> list[Message]:
+    """The same conversation, whose message of that number is not learned from."""
+    return [Unlearned(*m) if i == number else m for i, m in enumerate(messages)]
+
+
+@pytest.mark.parametrize("text", [CHATML, MARKED, MARKED_SHORT])
+def test_an_answer_that_is_not_learned_from_is_written_and_not_scored(text: str) -> None:
+    t = theirs(text)
+    messages = talk("a?", "one", "b?", "two", "c?", "three")
+    all_scored = only(t.label([messages]))
+    made = only(t.label([mute(messages, 3)]))
+    assert made.ids.tolist() == all_scored.ids.tolist()
+    assert scored_parts(t, made) == ["one<|im_end|>", "three<|im_end|>"]
+    assert scored_parts(t, only(t.label([mute(messages[:2], 1)]))) == []
 
 
 # ---- transformers' templates

@@ -150,7 +150,7 @@ def test_damaged_data_of_a_late_stage_is_found_before_the_first(
         },
         78,
     )
-    assert re.search(r"cut\.jsonl\.gz of SFT_DATA, at line [0-9]+: damaged or truncated", said)
+    assert re.search(r"cut\.jsonl\.gz:[0-9]+ of SFT_DATA: damaged or truncated", said)
     assert "EVAL_DATA: none of its 1 questions fits into SEQ_LEN=256 tokens" in said
     assert not (tmp_path / "runs" / "x-base").exists()
 

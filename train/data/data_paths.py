@@ -8,6 +8,7 @@ Reads declarations and pins only, no shard: make plan asks here, without numpy.
 
 import dataclasses
 import hashlib
+import json
 import math
 from pathlib import Path
 from typing import NamedTuple
@@ -15,10 +16,10 @@ from typing import NamedTuple
 from record import number_formats
 from settings import ROOT
 from settings.config import Config
-from settings.resolve import show_path
+from settings.resolve import is_of_preset, show_path
 from train.data.sources.given import given_source
 from train.data.sources.pin import Pinned, pinned
-from train.data.sources.source import Source, declaration, declared
+from train.data.sources.source import CorpusError, Source, declaration, declared
 
 MANY_EPOCHS = (
     4  # up to which repeated text is worth nearly as much as new text (Muennighoff et al. 2023)
@@ -71,6 +72,22 @@ def tokenizer_path(c: Config) -> Path:
         digest = hashlib.sha256(repr(trained_on).encode()).hexdigest()
         name = f"{'+'.join(c.mixture)}-{digest[:8]}-bpe{c.vocab_size}"
     return data_dir(c) / "tokenizers" / name / "tokenizer.json"
+
+
+def may_shrink(c: Config) -> bool:
+    """Tell whether VOCAB_SIZE follows the text where that has few different words: a preset chose it, not the user."""
+    return c.tokenizer == "train" and c.nodes == 1 and is_of_preset("VOCAB_SIZE")
+
+
+def fit_vocabulary(c: Config) -> Config:
+    """Return the settings with the VOCAB_SIZE of the tokenizer that was trained, if that is smaller."""
+    if not may_shrink(c):
+        return c
+    try:
+        size = len(json.loads(tokenizer_path(c).read_bytes())["model"]["vocab"])
+    except (CorpusError, OSError, ValueError, LookupError, TypeError):  # none yet, or damaged
+        return c
+    return c.replace(vocab_size=min(size, c.vocab_size))
 
 
 def shard_folder(c: Config, name: str, tokenizer_sha256: str) -> Path:

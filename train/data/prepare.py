@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from record import number_formats
-from record.durable import make_printable
+from record.durable import make_printable, write_whole
 from record.locks import take_lock
 from settings import SettingsError
 from settings.config import Config
@@ -53,7 +53,7 @@ from train.data.sources.fetch import Files
 from train.data.sources.pin import Pinned, pin
 from train.data.sources.rows import Document, documents
 from train.data.sources.source import CorpusError
-from train.data.tokenizer import TokenizerError, Vocabulary, from_hub, load
+from train.data.tokenizer import TokenizerError, Vocabulary, from_hub, load, too_few_words
 from train.data.tokenizer import train as train_tokenizer
 
 log = logging.getLogger(__name__)
@@ -73,11 +73,17 @@ def files_in(folder: Path, p: Pinned, token: str) -> Files:
     return Files(p, folder, token)
 
 
-def vocabulary(c: Config, make: bool = False) -> Vocabulary:
-    """The run's tokenizer. With `make`, trained or fetched if it is absent; else TokenizerError."""
+def vocabulary(c: Config, make: bool = False, may_shrink: bool = False) -> Vocabulary:
+    """The run's tokenizer. With `make`, trained or fetched if it is absent; else TokenizerError.
+
+    may_shrink: one that is trained may have fewer entries than VOCAB_SIZE.
+    """
     target = tokenizer_path(c)
     if target.is_file() or not target.is_relative_to(data_dir(c) / "tokenizers"):
-        return load(target)
+        there = load(target)
+        if make and c.tokenizer == "train" and there.size < c.vocab_size and not may_shrink:
+            raise too_few_words(there.size, c.vocab_size)
+        return there
     if not make:
         raise TokenizerError(
             f"{target}: there is no tokenizer yet; prepare the data with: make data"
@@ -85,7 +91,9 @@ def vocabulary(c: Config, make: bool = False) -> Vocabulary:
     if c.tokenizer != "train":
         return from_hub(c.tokenizer, c.hf_token, target)
     began = time.perf_counter()
-    trained = train_tokenizer(tokenizer_text(c), c.vocab_size, target)
+    trained = train_tokenizer(tokenizer_text(c), c.vocab_size, target, may_shrink)
+    if trained.size < c.vocab_size:  # the run looks for it by its own VOCAB_SIZE
+        write_whole(tokenizer_path(c.replace(vocab_size=trained.size)), trained.content)
     log.info(
         "trained BPE tokenizer: %s tokens, sha256 %s, in %.1f s",
         f"{trained.size:,}",
@@ -375,10 +383,12 @@ def unwritable(folder: Path, error: OSError) -> DataError:
     )
 
 
-def prepare(c: Config, whole: bool = False) -> None:
+def prepare(c: Config, whole: bool = False, may_shrink: bool = False) -> None:
     """Make what is absent, then open everything, so that a fault shows now and not in training.
 
-    whole: also what would be streamed. Other nodes than the first make nothing, so that one process of a job speaks to
+    whole: also what would be streamed. may_shrink: as of `vocabulary`.
+
+    Other nodes than the first make nothing, so that one process of a job speaks to
     the hub: they wait for what the first prepares on a disk that they share, or get it when training starts (node_transfer.py).
     """
     try:
@@ -392,7 +402,7 @@ def prepare(c: Config, whole: bool = False) -> None:
             for name in c.mixture:
                 source = source_of(c, name)
                 pin(source, data_dir(c) / name, c.hf_token, lambda p: hold_out_one(c, p))
-            v = vocabulary(c, make=True)
+            v = vocabulary(c, make=True, may_shrink=may_shrink)
         check_tokenizer(c, v)
         if not whole and streams(c, v):
             log.info(
@@ -443,11 +453,15 @@ def verify(c: Config) -> None:
 
 def main(argv: Sequence[str]) -> int:
     start_logging()
-    return exit_code(
-        lambda: (
-            verify(Config.load()) if "verify" in argv else prepare(Config.load(), "data" in argv)
-        )
-    )
+
+    def work() -> None:
+        config = Config.load()
+        if "verify" in argv:
+            verify(config)
+        else:
+            prepare(config, "data" in argv, data_paths.may_shrink(config))
+
+    return exit_code(work)
 
 
 def exit_code(action: Callable[[], None]) -> int:

@@ -18,6 +18,7 @@ import concurrent.futures
 import dataclasses
 import hashlib
 import json
+import logging
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -41,6 +42,8 @@ from settings import ExpectedError
 from settings.config import SETTINGS
 from train.data.sources.hub import ask
 from train.data.sources.source import CorpusError
+
+log = logging.getLogger(__name__)
 
 END_OF_TEXT = "<|endoftext|>"
 # Of OLMo, GPT-2 and Qwen; Llama 3; DeepSeek; Llama 2 and Mistral; Gemma; and what ends a turn of a chat.
@@ -336,8 +339,20 @@ def from_hub(repository: str, token: str, target: Path) -> Vocabulary:
     return load(target)
 
 
-def train(texts: Iterator[str], vocab_size: int, target: Path) -> Vocabulary:
-    """A byte-level BPE of exactly `vocab_size` entries trained on the texts, written to `target`."""
+def too_few_words(size: int, vocab_size: int) -> TokenizerError:
+    return TokenizerError(
+        f"the text gives a vocabulary of {size} tokens only, not VOCAB_SIZE={vocab_size}; "
+        f"set VOCAB_SIZE={size}, or train on more text"
+    )
+
+
+def train(
+    texts: Iterator[str], vocab_size: int, target: Path, may_shrink: bool = False
+) -> Vocabulary:
+    """A byte-level BPE of `vocab_size` entries trained on the texts, written to `target`.
+
+    may_shrink: it has fewer where the texts have too few different words.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -359,9 +374,12 @@ def train(texts: Iterator[str], vocab_size: int, target: Path) -> Vocabulary:
             raise TokenizerError(
                 f"The text is too short to train a tokenizer of {minimum} tokens. Use more text."
             )
-        raise TokenizerError(
-            f"the text gives a vocabulary of {got} tokens only, not VOCAB_SIZE={vocab_size}; "
-            f"set VOCAB_SIZE={got}, or train on more text"
+        if not may_shrink:
+            raise too_few_words(got, vocab_size)
+        log.warning(
+            "The text has few different words: VOCAB_SIZE=%d, instead of %d in the preset",
+            got,
+            vocab_size,
         )
     write_whole(target, tokenizer.to_str(pretty=True).encode())
     return load(target)

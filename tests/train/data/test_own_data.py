@@ -13,12 +13,13 @@ import pytest
 
 from plan import data_wanted
 from settings import SettingsError
-from settings.config import Config
+from settings.config import SETTINGS, Config
 from settings.finding import FAIL, WARN
 from tests.faults.hub import Repository, hub
 from tests.running import ROOT
 from train.data import prepare
-from train.data.data_paths import source_of
+from train.data.data_paths import fit_vocabulary, source_of
+from train.data.sources.source import CorpusError
 
 
 @pytest.mark.parametrize(
@@ -115,6 +116,40 @@ def test_a_data_set_of_the_hub_is_fetched_by_its_name(tmp_path):
         )
     assert done.returncode == 0, done.stderr
     assert " tokens to train on, " in done.stdout
+
+
+def test_a_text_of_few_words_shrinks_the_vocabulary_that_the_preset_chose(
+    tmp_path, monkeypatch, caplog
+):
+    path = tmp_path / "few.txt"
+    path.write_text("".join(f"line {n % 100} of few words\n\n" for n in range(9000)))
+    settings = {"DATA": str(path), "DATA_DIR": str(tmp_path / "data"), "PRESET": "tiny"}
+    (tmp_path / "none.env").write_text("")
+    more = {"ENV_FILE": str(tmp_path / "none.env"), "TRAIN_TOKENS": "1M"}
+    for name in os.environ.keys() & SETTINGS.keys():
+        monkeypatch.delenv(name)
+    for name, value in (settings | more).items():
+        monkeypatch.setenv(name, value)
+    for _ in range(2):
+        assert prepare.main(["data"]) == 0
+    assert caplog.text.count("few different words: VOCAB_SIZE=") == 1
+    config = fit_vocabulary(Config.load())
+    size = prepare.vocabulary(config).size
+    assert config.vocab_size == size < Config.load().vocab_size == 4096
+    assert data_wanted.epochs(config)[0].counted and shards_of(config).ended
+    monkeypatch.setenv("VOCAB_SIZE", "4096")
+    assert prepare.main(["data"]) == 78 and f"set VOCAB_SIZE={size}" in caplog.text
+    assert fit_vocabulary(Config.load()).vocab_size == 4096
+    monkeypatch.setenv("VOCAB_SIZE", str(size))
+    assert prepare.main(["data"]) == 0
+
+
+def test_the_plan_says_what_data_is_before_how_often_it_would_be_repeated(tmp_path):
+    chat = {"messages": [{"role": "user", "content": "Hi"}]}
+    path = tmp_path / "chats.jsonl"
+    path.write_text(json.dumps(chat) + "\n")
+    with pytest.raises(CorpusError, match="They are for fine-tuning"):
+        data_wanted.epochs(Config.of_preset(DATA=str(path), DATA_DIR=str(tmp_path)))
 
 
 def test_text_that_is_repeated_too_often_is_refused_with_its_size(tmp_path, make):

@@ -1,9 +1,19 @@
-"""What a file holds, by its name, its first bytes and its hash; and how it differs from what it should be."""
+"""What a file is, by its first bytes; and how it differs from what it should be.
 
+The name decides only where the bytes leave it open: whether text is plain or JSON lines that are damaged.
+"""
+
+import csv
+import gzip
 import hashlib
+import io
+import json
 import os
+import re
+import shlex
+import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 import xxhash
 
@@ -14,15 +24,69 @@ HASHES: dict[str, Any] = {
 }
 
 LFS = b"version https://git-lfs"
-PAGES = (b"<!doctype", b"<html", b"<?xml", b"<error")
+PAGES = (b"<!doctype", b"<html", b"<head", b"<body", b"<?xml", b"<error")
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+START_BYTES = 4096  # of a file, by which it is known
+BUFFER_BYTES = 2**20
+DAMAGED = (OSError, EOFError, zlib.error)
+PARQUET = b"PAR1"
 
-TEXT_KINDS = {".jsonl": "lines", ".json": "json", ".txt": "text", ".md": "text"}
+TEXT_KINDS = {
+    ".jsonl": "lines",
+    ".ndjson": "lines",
+    ".json": "json",
+    ".txt": "text",
+    ".md": "text",
+}
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 # How a file is read, by the end of its name.
 FORMATS = {".parquet": "parquet", **TEXT_KINDS}
 for suffix, kind in TEXT_KINDS.items():
     FORMATS |= {suffix + compression: kind for compression in COMPRESSIONS}
+
+IMAGE = ("an image", "Leave it out")
+ARCHIVE = ("an archive", "Unpack it")
+ARROW = ("Arrow", "Convert it to Parquet, for example with to_parquet of datasets or pandas")
+# What files that are no text begin with, what they are, and what to do.
+BINARY = {
+    b"%PDF-": ("a PDF", "Extract its text, for example with pdftotext"),
+    b"PK\x03\x04": ("a zip archive or an office document", "Unpack it, or save it as plain text"),
+    b"\xd0\xcf\x11\xe0": ("an office document", "Save it as plain text"),
+    b"{\\rtf": ("a document in rich text format", "Save it as plain text"),
+    b"\x89PNG": IMAGE,
+    b"\xff\xd8\xff": IMAGE,
+    b"GIF8": IMAGE,
+    b"II*\0": IMAGE,
+    b"MM\0*": IMAGE,
+    b"BZh": ARCHIVE,
+    b"\xfd7zXZ": ARCHIVE,
+    b"7z\xbc\xaf": ARCHIVE,
+    b"Rar!": ARCHIVE,
+    b"ARROW1": ARROW,
+    b"FEA1": ARROW,
+    b"\xff\xff\xff\xff": ARROW,
+    b"SQLite format 3": ("a database", "Export its text as JSON lines"),
+}
+TAR = slice(257, 262)  # where a tar archive says what it is
+TABLE = ("a table", "Convert it to JSON lines")
+HEADING = re.compile(r'"?[^\W\d][\w.-]*( [\w.-]+)*"?')  # of a column
+ROW = re.compile(
+    r"""\[?\s*\{\s*(["'])[^"'\n]*\1\s*:"""
+)  # the beginning of a JSON object with a key
+
+
+class Start(NamedTuple):
+    """How a file begins.
+
+    Attributes:
+        content: its first bytes, decompressed; none where it is damaged.
+        compression: gzip, zstd or "".
+        kind: how it is read: parquet, lines, json or text.
+    """
+
+    content: bytes
+    compression: str
+    kind: str
 
 
 def format_of(name: str) -> str:
@@ -35,27 +99,134 @@ def compression_of(name: str) -> str:
     return COMPRESSIONS.get(Path(name.lower()).suffix, "")
 
 
-def foreign(start: bytes) -> str:
-    """Name a file that begins like this and is no data: an error page or a git-lfs pointer. "" for any other."""
+def read_start(path: Path, name: str) -> Start:
+    """Look at the first bytes of a file. Raises OSError. name: what it is called."""
+    with open(path, "rb") as file:
+        content = file.read(START_BYTES)
+    compression = ""
+    if content.startswith(b"\x1f\x8b"):
+        compression = "gzip"
+    elif content.startswith(b"\x28\xb5\x2f\xfd") or is_skippable(content):
+        compression = "zstd"
+    if compression:
+        try:
+            with open_stream(path, compression) as stream:
+                content = stream.read(START_BYTES)
+        except DAMAGED:  # whoever reads it says what is wrong
+            content = b""
+    return Start(content, compression, kind_of(name, content))
+
+
+def is_skippable(start: bytes) -> bool:
+    """Tell whether a zstd frame without data begins here, as pzstd writes them (RFC 8878, 3.1.2)."""
+    return start[1:4] == b"\x2a\x4d\x18" and 0x50 <= start[0] <= 0x5F
+
+
+def open_stream(path: Path, compression: str) -> BinaryIO:
+    """Open a file, decompressed. Both libraries report an end that comes too early."""
+    if not compression:
+        return open(path, "rb", buffering=BUFFER_BYTES)
+    if compression == "gzip":
+        return io.BufferedReader(gzip.open(path), BUFFER_BYTES)
+    import pyarrow as pa  # not for those who read names only, such as make plan
+
+    stream = pa.CompressedInputStream(pa.OSFile(str(path)), "zstd")
+    return io.BufferedReader(stream, BUFFER_BYTES)
+
+
+def kind_of(name: str, content: bytes) -> str:
+    """Return how a file that begins like this is read."""
+    if content.startswith(PARQUET):
+        return "parquet"
+    named = format_of(name)
+    if named in ("", "text"):
+        return "json" if is_json(content) else "text"
+    return named
+
+
+def is_json(content: bytes) -> bool:
+    """Tell whether this is plainly JSON: objects with keys, or an array of texts, arrays or objects.
+
+    Text may begin with a bracket too, and a page with its facts as an object, before the text.
+    """
+    text = content.removeprefix(BYTE_ORDER_MARK).decode(errors="replace").lstrip()
+    if not text.startswith(("{", "[")):
+        return False
+    try:
+        value, end = json.JSONDecoder().raw_decode(text)
+    except json.JSONDecodeError as error:
+        is_cut = error.msg.startswith("Unterminated string") or error.pos > len(text) - 10
+        is_array = is_cut and len(content) == START_BYTES and re.match(r'\[\s*["\[]', text)
+        return bool(ROW.match(text) or is_array)
+    except (ValueError, RecursionError):
+        return bool(ROW.match(text))
+    first = value[:1] if isinstance(value, list) else [value]
+    is_rows = bool(value) and isinstance(first[0], (str, list, dict))
+    return is_rows and text[end:].lstrip()[:1] in ("", "{", "[", ",")
+
+
+def foreign(start: bytes, path: Path | None = None) -> tuple[str, str]:
+    """Name a file that begins like this and is no data, and say what to do; "" for getting it again.
+
+    path: where these bytes lie as they are. ("", "") for any other file.
+    """
     if start.startswith(LFS):
-        return "a git-lfs pointer, not the file that it stands for"
+        return "a git-lfs pointer, not the file that it stands for", ""
     if start.lstrip(BYTE_ORDER_MARK + b" \t\r\n").lower().startswith(PAGES):
-        return "a web or error page"
+        return "a web or error page", ""
+    for magic, found in BINARY.items():
+        if start.startswith(magic):
+            return found
+    if start[TAR] == b"ustar":
+        return ARCHIVE
+    encoding = wide_encoding(start)
+    if not encoding:
+        return "", ""
+    remedy = "Convert it to UTF-8"
+    if path:
+        copy = path.with_name(f"utf8-{path.name}")
+        names = f"{shlex.quote(str(path))} > {shlex.quote(str(copy))}"
+        remedy += f", for example: iconv -f {encoding} -t utf-8 {names}"
+    return f"text in {encoding.upper()}", remedy
+
+
+def wide_encoding(start: bytes) -> str:
+    """Return the encoding of text in units of two or four bytes, as iconv calls it; "" for any other."""
+    if start.startswith((b"\xff\xfe\0\0", b"\0\0\xfe\xff")):
+        return "utf-32"
+    if start.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "utf-16"
+    if len(start) > 2 and 0 not in start[::2] and not any(start[1:-1:2]):
+        return "utf-16le"
+    if len(start) > 2 and 0 not in start[1::2] and not any(start[:-1:2]):
+        return "utf-16be"
     return ""
 
 
-def explain_encoding(path: Path) -> str:
-    """Say how to convert a file that is not UTF-8."""
-    copy = path.with_name(f"utf8-{path.name}")
-    return f"Convert it, for example: iconv -f latin1 -t utf-8 {path} > {copy}"
+def is_table(content: bytes) -> bool:
+    """Tell whether this is plainly a table: headings, and the same number of cells in each line."""
+    lines = content.removeprefix(BYTE_ORDER_MARK).decode(errors="replace").splitlines()
+    for mark in ",;\t|":
+        headings = lines[0].split(mark) if lines else []
+        if len(headings) > 1 and all(map(HEADING.fullmatch, headings)):
+            rows = list(csv.reader(lines, delimiter=mark))
+            if len(content) == START_BYTES:
+                last = rows.pop()  # it may be cut
+                rows += [headings] * (1 < len(last) <= len(headings))
+            return len(rows) > 1 and all(len(row) == len(headings) for row in rows)
+    return False
 
 
 def looks_like(path: Path) -> str:
     """Say how a file begins, and what it is if that is known: " (a web or error page, it starts with b'<!DOC')"."""
     with open(path, "rb") as file:
-        start = file.read(40)
-    what = foreign(start)
-    begins = f"it starts with {start!r}"
+        return describe(file.read(START_BYTES))
+
+
+def describe(start: bytes) -> str:
+    """Say what begins like this, as `looks_like` does."""
+    what, _ = foreign(start)
+    begins = f"it starts with {start[:40]!r}"
     return f" ({what}, {begins})" if what else f" ({begins})"
 
 

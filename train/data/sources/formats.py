@@ -7,12 +7,11 @@ one page and BATCH_ROWS rows are decoded at once. Only the text of a JSON array 
 wrong with a file raises Broken.
 """
 
-import gzip
+import dataclasses
 import io
 import itertools
 import json
 import re
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
@@ -21,12 +20,17 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from train.data.sources.content import (
+    BUFFER_BYTES,
     BYTE_ORDER_MARK,
+    DAMAGED,
+    PARQUET,
     compression_of,
-    explain_encoding,
+    describe,
     foreign,
     format_of,
-    looks_like,
+    is_json,
+    open_stream,
+    read_start,
 )
 
 LONGEST_TEXT = 2**28  # bytes; also of a line of JSON
@@ -35,10 +39,8 @@ LONGEST_ARRAY = 2**29  # characters
 # were 5 GiB of text. What a batch costs is 20 us or so, far less than the tokens of eight rows.
 BATCH_ROWS = 8
 LARGE_ROW = 2**20  # bytes on average: one at a time
-BUFFER_BYTES = 2**20
 BLANKS = re.compile(r"[ \t\n\r]*")  # of JSON
-UNREADABLE = (OSError, EOFError, zlib.error, pa.ArrowException)
-MAGIC = {"gzip": b"\x1f\x8b", "zstd": b"\x28\xb5\x2f\xfd", "parquet": b"PAR1"}
+UNREADABLE = (*DAMAGED, pa.ArrowException)
 TEXT = "text"  # the column of rows that are no more than a text
 MESSAGES = "messages"  # the column of rows that are no more than a list of messages
 
@@ -59,12 +61,14 @@ class Broken(Exception):
 
 
 class Bad(NamedTuple):
-    """A row that holds no text. reason: a key of REASONS in rows.py."""
+    """A row that holds no text. reason: a key of REASONS in rows.py; why: what the parser says, to follow `what`."""
 
     reason: str
     what: str
+    why: str = ""
 
 
+SAVE_AS_UTF8 = "Save it in UTF-8"
 Rows = Iterator[tuple[int, "dict[str, Any] | Bad"]]
 
 
@@ -75,7 +79,7 @@ def read(
 
     Args:
         path: where it lies.
-        name: what it is called; its suffix decides how it is read.
+        name: what it is called.
         columns: of Parquet, those that are read if there are; of plain text, the one of its text.
         start: the first row that is wanted.
         piece_bytes: plain text is cut into pieces of about this size; 0 leaves it whole.
@@ -94,7 +98,7 @@ def read(
 def read_format(
     path: Path, name: str, columns: tuple[str, ...], start: int, piece_bytes: int
 ) -> Rows:
-    kind = format_of(name)
+    kind = read_start(path, name).kind
     if kind == "parquet":
         return parquet_rows(path, columns, start)
     if kind in ("lines", "json"):
@@ -108,12 +112,11 @@ def damaged(error: Exception, row: int | None = None) -> Broken:
     return Broken(f"damaged or truncated ({' '.join(str(error).split())})", row=row)
 
 
-def check_start(path: Path, kind: str) -> None:
-    """Raise Broken if the first bytes are those of an error page, or not of this format or compression."""
-    with open(path, "rb") as file:
-        start = file.read(40)
-    if foreign(start) or not start.startswith(MAGIC.get(kind, b"")):
-        raise Broken(f"is not {kind or 'text'}{looks_like(path)}")
+def remedy_for(start: bytes) -> str:
+    """Say what to do about a file that is something else than its name says; "" for getting it again."""
+    if is_json(start):
+        return "It holds JSON: rename it to .json, or .jsonl for a row per line"
+    return foreign(start)[1]
 
 
 def not_utf8(error: UnicodeDecodeError, of: str = "") -> Bad:
@@ -127,7 +130,11 @@ def not_utf8(error: UnicodeDecodeError, of: str = "") -> Bad:
 def open_parquet(path: Path) -> pa.parquet.ParquetFile:
     """Open a Parquet file, whose pages are checked when they are read. Raises Broken."""
     try:
-        check_start(path, "parquet")
+        start = read_start(path, path.name)
+        if start.compression:
+            raise Broken("is compressed Parquet", "Decompress it")
+        if not start.content.startswith(PARQUET):
+            raise Broken(f"is not parquet{describe(start.content)}", remedy_for(start.content))
         file = pa.parquet.ParquetFile(
             path, buffer_size=BUFFER_BYTES, page_checksum_verification=True, memory_map=False
         )
@@ -189,10 +196,12 @@ def check_columns(path: Path, name: str, columns: tuple[str, ...], is_template: 
     In JSON the first rows decide. is_template: the columns may hold something else than text.
     """
     kinds: dict[str, Any] = {}
-    if format_of(name) == "parquet":
+    if read_start(path, name).kind == "parquet":
         with open_parquet(path) as file:
+            if not file.metadata.num_rows:
+                return
             kinds = {field.name: field.type for field in file.schema_arrow}
-    names = kinds or measure_columns(path, name)
+    names = kinds or measure_columns(path, name).sizes
     for column in columns:
         if names and column not in names:
             raise Broken(f"no column {column!r}; it has: {', '.join(names)}", "column")
@@ -206,8 +215,25 @@ CONVERSATIONS = {MESSAGES, "conversations", "conversation"}
 ANSWERS = {"answer", "completion", "response", "output", "chosen"}
 
 
+@dataclasses.dataclass
+class Columns:
+    """What the first rows of a file hold.
+
+    Attributes:
+        sizes: characters of text by column. None: there is something else in it.
+        kinds: what that is.
+        rows: how many there are, without blank lines.
+        bad: the first that is no row, and its number.
+    """
+
+    sizes: dict[str, int | None] = dataclasses.field(default_factory=dict)
+    kinds: dict[str, str] = dataclasses.field(default_factory=dict)
+    rows: int = 0
+    bad: tuple[int, Bad] | None = None
+
+
 def find_text_column(path: Path, name: str, place: str) -> str:
-    """Return the column that holds the text of a file.
+    """Return the column that holds the text of a file; "" if the file has no rows.
 
     The first rows decide: in JSON lines a row may lack the text, or have null in its place.
 
@@ -218,7 +244,13 @@ def find_text_column(path: Path, name: str, place: str) -> str:
     Raises:
         Broken: no column holds text, or several do and none is called as text is.
     """
-    sizes = measure_columns(path, name)
+    found = measure_columns(path, name)
+    sizes = found.sizes
+    if not found.rows:
+        return ""
+    if not sizes and found.bad:
+        row, bad = found.bad
+        raise Broken(f"has no row that can be read: {bad.what}{bad.why}", ONE_VALUE, row)
     for column in TEXT_COLUMNS:
         if sizes.get(column) is not None:
             return column
@@ -229,6 +261,12 @@ def find_text_column(path: Path, name: str, place: str) -> str:
             f"They are for fine-tuning: make finetune DATA={place} MODEL=RUN_OR_FOLDER (docs/finetune.md "
             f"has whole commands). To pretrain on one column, name it: DATA={place}#COLUMN",
         )
+    for column, kind in found.kinds.items():
+        if column.lower() in TEXT_COLUMNS and sizes[column] is None:
+            raise Broken(
+                f"column {column!r} is {kind}, not text",
+                f"Convert it to text, or name another column: DATA={place}#COLUMN",
+            )
     texts = [column for column, size in sizes.items() if size]
     texts.sort(key=lambda column: -(sizes[column] or 0))
     if not texts:
@@ -241,48 +279,57 @@ def find_text_column(path: Path, name: str, place: str) -> str:
     return texts[0]
 
 
-def measure_columns(path: Path, name: str) -> dict[str, int | None]:
-    """Count the characters of text in the first rows by column. None: there is something else in it."""
-    sizes: dict[str, int | None] = {}
+def measure_columns(path: Path, name: str) -> Columns:
+    """Look at the first rows of a file of rows. Raises Broken if nothing is read before the fault."""
+    found = Columns()
     columns: tuple[str, ...] = ()
-    if format_of(name) == "parquet":
+    if read_start(path, name).kind == "parquet":
         with open_parquet(path) as file:
-            sizes = dict.fromkeys(file.schema_arrow.names)
+            found.rows = file.metadata.num_rows
+            found.sizes = dict.fromkeys(file.schema_arrow.names)
+            found.kinds = {field.name: str(field.type) for field in file.schema_arrow}
             columns = tuple(field.name for field in file.schema_arrow if is_text(field.type))
         if not columns:
-            return sizes
+            return found
     try:
-        for _, value in itertools.islice(read(path, name, columns), FIRST_ROWS):
+        for row, value in itertools.islice(read(path, name, columns), FIRST_ROWS):
             if isinstance(value, dict):
-                measure_cells(value, sizes)
+                found.rows += 1
+                measure_cells(value, found)
+            elif value.reason != "empty":
+                found.rows += 1
+                found.bad = found.bad or (row, value)
     except Broken:
-        if not any(size is not None for size in sizes.values()):
+        if not any(size is not None for size in found.sizes.values()):
             raise  # else whoever reads the rows finds it again, and says in which
-    return sizes
+    return found
 
 
-def measure_cells(row: dict[str, Any], sizes: dict[str, int | None]) -> None:
+def measure_cells(row: dict[str, Any], found: Columns) -> None:
     """Add a row's characters of text to those of its columns. Null is text of no characters."""
     for column, cell in row.items():
         if cell is None or type(cell) is str:
-            sizes[column] = (sizes.get(column) or 0) + len(cell or "")
+            found.sizes[column] = (found.sizes.get(column) or 0) + len(cell or "")
         else:
-            sizes.setdefault(column, None)
+            found.sizes.setdefault(column, None)
+            found.kinds.setdefault(column, type(cell).__name__)
 
 
 # ---- JSON
 
 
 def open_file(path: Path, name: str) -> BinaryIO:
-    """Open a file, decompressed. Both libraries report an end that comes too early. Raises Broken."""
-    compression = compression_of(name)
-    check_start(path, compression)
-    if not compression:
-        return open(path, "rb", buffering=BUFFER_BYTES)
-    if compression == "gzip":
-        return io.BufferedReader(gzip.open(path), BUFFER_BYTES)
-    stream = pa.CompressedInputStream(pa.OSFile(str(path)), "zstd")
-    return io.BufferedReader(stream, BUFFER_BYTES)
+    """Open a file, decompressed. Raises Broken for an error page, or another compression than its name says."""
+    start = read_start(path, name)
+    named = compression_of(name)
+    is_other = named not in ("", start.compression)
+    what, remedy = foreign(start.content, None if start.compression else path)
+    if what or is_other:
+        expected = named if is_other else "text"
+        raise Broken(
+            f"is not {expected}{describe(start.content)}", remedy or remedy_for(start.content)
+        )
+    return open_stream(path, start.compression)
 
 
 def open_text(path: Path, name: str) -> io.TextIOWrapper:
@@ -292,17 +339,26 @@ def open_text(path: Path, name: str) -> io.TextIOWrapper:
 
 def json_rows(path: Path, name: str) -> Rows:
     """Return the rows of JSON lines, or the elements of one JSON array over the whole file."""
+    if is_array(path, name):
+        return array_rows(path, name)
+    return line_rows(open_file(path, name))
+
+
+def is_array(path: Path, name: str) -> bool:
+    """Tell whether JSON is one array over the whole file, and not a row per line. Raises Broken if it is an object."""
     with open_file(path, name) as file:
-        first = next(lines(file), b"").removeprefix(BYTE_ORDER_MARK).strip()
+        first = b""
+        while not first and (line := file.readline(LONGEST_TEXT + 1)):
+            first = line.removeprefix(BYTE_ORDER_MARK).strip()
         if first == b"{":
             raise Broken(
                 "one JSON object over the whole file",
                 "Make it a JSON array (.json) or one object a line (.jsonl)",
             )
-        is_array = first[:1] == b"["
-        if is_array and first.endswith(b"]"):  # of one line: one row of several, or all of the file
-            is_array = format_of(name) == "json" and not any(line.strip() for line in lines(file))
-    return array_rows(path, name) if is_array else line_rows(open_file(path, name))
+        if first[:1] != b"[" or not first.endswith(b"]"):
+            return first[:1] == b"["
+        # Of one line: one row of several, or all of the file
+        return format_of(name) != "lines" and not any(line.strip() for line in lines(file))
 
 
 def lines(file: BinaryIO) -> Iterator[bytes]:
@@ -325,12 +381,32 @@ def line_rows(file: BinaryIO) -> Rows:
             yield row, parse_line(row, line, only_objects)
 
 
+def make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON. Raises ValueError for a key that it has twice: the parser would drop a value."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        keys = [key for key, _ in pairs]
+        doubled = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {doubled!r} comes twice in an object")
+    return made
+
+
+def explain(error: ValueError) -> str:
+    """Return why JSON cannot be taken as it is, without Python's advice about numbers of many digits."""
+    return str(error).partition(";")[0]
+
+
+JSON = json.JSONDecoder(object_pairs_hook=make_object)
+FIX_ROW = "Fix the row, or leave it out"
+ONE_VALUE = "Write one JSON value per line, as json.dumps does, and nothing after it"
+
+
 def parse_line(row: int, line: bytes, only_objects: bool) -> dict[str, Any] | Bad:
     """Return the row of a line. Raises Broken for half a last line: one without its end that is no row."""
     if len(line) > LONGEST_TEXT:
         return Bad("long", f"a line of more than {LONGEST_TEXT} bytes")
     try:
-        value = json.loads(line.decode())
+        value = JSON.decode(line.decode())
         made = make_row(value, only_objects)
         if isinstance(made, dict):
             return made
@@ -338,10 +414,16 @@ def parse_line(row: int, line: bytes, only_objects: bool) -> dict[str, Any] | Ba
         bad = Bad("not json", f"neither an object nor a text: {some}")
     except UnicodeDecodeError as error:
         bad = not_utf8(error, " of the line")
-    except (ValueError, RecursionError):
+    except (json.JSONDecodeError, RecursionError) as error:
         if not line.strip():
             return Bad("empty", "a blank line")
-        bad = Bad("not json", f"not valid JSON: {line[:40].decode(errors='replace').strip()}")
+        some = line[:40].decode(errors="replace").strip()
+        why = "nested too deeply"
+        if isinstance(error, json.JSONDecodeError):
+            why = f"{error.msg} at column {error.colno}"
+        bad = Bad("not json", f"not valid JSON: {some}", f" ({why})")
+    except ValueError as error:
+        raise Broken(f"not valid JSON: {explain(error)}", FIX_ROW, row) from None
     if not line.endswith(b"\n"):
         raise Broken(f"half a last line, it ends with {line[-40:]!r}", row=row)
     return bad
@@ -371,7 +453,7 @@ def array_rows(path: Path, name: str) -> Rows:
         try:
             text = file.read(LONGEST_ARRAY + 1)
         except UnicodeDecodeError:
-            raise Broken("is not UTF-8", explain_encoding(path)) from None
+            raise Broken("is not UTF-8", SAVE_AS_UTF8) from None
     if len(text) > LONGEST_ARRAY:
         raise Broken(
             f"a JSON array of more than {LONGEST_ARRAY} characters",
@@ -384,20 +466,26 @@ def array_rows(path: Path, name: str) -> Rows:
         raise Broken("an element that is nested too deeply", "Leave it out") from None
     except json.JSONDecodeError as error:
         raise refuse_array(text, error) from None
-    except ValueError as error:  # a number of more than 4,300 digits
-        raise Broken(f"not valid JSON: {error}", "Leave it out") from None
 
 
 def elements(text: str) -> Iterator[Any]:
-    """Yield the elements of an array of JSON. Raises ValueError, RecursionError."""
-    decode = json.JSONDecoder().raw_decode
+    """Yield the elements of an array of JSON. Raises Broken, ValueError, RecursionError."""
+    decode = JSON.raw_decode
+    row = 0
     at = after_blanks(text, text.index("[") + 1)
     mark = ","
     if text[at : at + 1] == "]":
         mark, at = "]", after_blanks(text, at + 1)
     while mark == ",":
-        element, at = decode(text, at)
+        try:
+            element, at = decode(text, at)
+        except json.JSONDecodeError:
+            raise
+        except ValueError as error:  # a number of more than 4,300 digits, or a key that comes twice
+            line = text.count("\n", 0, at) + 1
+            raise Broken(f"not valid JSON: {explain(error)} (line {line})", FIX_ROW, row) from None
         yield element
+        row += 1
         at = after_blanks(text, at)
         mark = text[at : at + 1]
         if mark not in ("]", ","):
@@ -423,7 +511,7 @@ def refuse_array(text: str, error: json.JSONDecodeError) -> Broken:
     if error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string"):
         return Broken(f"half an array, it ends with {text[-40:]!r}")
     some = text[max(0, error.pos - 20) : error.pos + 20]
-    return Broken(f"not valid JSON at {some!r} ({place})", "Mend it there")
+    return Broken(f"not valid JSON at {some!r} ({place}): {error.msg}", "Fix it there")
 
 
 # ---- Plain text
@@ -464,6 +552,6 @@ def piece_rows(path: Path, name: str, column: str, piece_bytes: int) -> Rows:
                     yield row, {column: "".join(piece)}
                     row, size, piece = row + 1, 0, []
     except UnicodeDecodeError:
-        raise Broken("is not UTF-8", explain_encoding(path), row) from None
+        raise Broken("is not UTF-8", SAVE_AS_UTF8, row) from None
     if piece:
         yield row, {column: "".join(piece)}

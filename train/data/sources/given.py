@@ -23,12 +23,17 @@ from typing import Any, NamedTuple, NoReturn
 
 from settings import ROOT
 from train.data.sources.content import (
+    ARROW,
     BYTE_ORDER_MARK,
     LFS,
+    START_BYTES,
+    TABLE,
+    Start,
     compression_of,
-    explain_encoding,
     foreign,
     format_of,
+    is_table,
+    read_start,
 )
 from train.data.sources.source import CorpusError, Source
 
@@ -40,7 +45,8 @@ HUB = re.compile(
 )
 BYTES_PER_TOKEN = 3.5  # of a vocabulary of a few thousand
 COMPRESSION = 4  # of text in Parquet, gzip and zstd, at most
-START_BYTES = 4096  # of a file, by which text is known
+# Files that tell of a folder's data and are none of it, unless there are no others.
+ABOUT = re.compile(r"(readme|licen[sc]e|copying|notice|citation)([.-].*)?", re.IGNORECASE)
 
 
 def given_source(data: str, name: str) -> Source:
@@ -132,7 +138,8 @@ def list_files(place: str) -> tuple[list[str], Counter[str]]:
 
     Returns:
         The names, and how many files of a folder or pattern are left out, by suffix: those that are
-        no text, no JSON and no Parquet, and empty ones. Hidden files and folders are not looked at.
+        no text, no JSON and no Parquet, empty ones, and a README and LICENSE next to others. Hidden
+        files and folders are not looked at.
 
     Raises:
         CorpusError: there is no such file, or no text in it.
@@ -158,7 +165,17 @@ def list_files(place: str) -> tuple[list[str], Counter[str]]:
             names.append(name)
     if not names:
         raise CorpusError(f"DATA={place}: Holds no {READABLE}.")
+    data = [name for name in names if not is_about_data(name)]
+    if data and len(data) < len(names):
+        left_out["README or LICENSE"] += len(names) - len(data)
+        names = data
     return sorted(names), left_out
+
+
+def is_about_data(name: str) -> bool:
+    """Tell whether a file is a README or a license, by its name."""
+    is_named = ABOUT.fullmatch(Path(name).name) is not None
+    return is_named and format_of(name) in ("", "text")
 
 
 READABLE = "plain text in UTF-8, JSON lines, JSON arrays or Parquet"
@@ -236,12 +253,7 @@ class Problem(NamedTuple):
     sentence: str
 
 
-CONVERT = {
-    ".csv": "Is a table. Convert it to JSON lines.",
-    ".tsv": "Is a table. Convert it to JSON lines.",
-    ".arrow": "Is Arrow. Convert it to Parquet, for example with to_parquet of datasets or pandas.",
-    ".feather": "Is Arrow. Convert it to Parquet, for example with to_parquet of pandas.",
-}
+CONVERT = {".csv": TABLE, ".tsv": TABLE, ".arrow": ARROW, ".feather": ARROW}
 
 
 def find_problem(path: Path, is_chosen: bool = False) -> Problem | None:
@@ -251,41 +263,49 @@ def find_problem(path: Path, is_chosen: bool = False) -> Problem | None:
     """
     if not path.is_file():
         return Problem("broken link" if path.is_symlink() else "no file", "Is no file.")
-    start = read_start(path)
-    if not start:
+    if not path.stat().st_size:
         return Problem("empty", "Is empty. Choose a file with text.")
+    try:
+        start = read_start(path, path.name)
+    except OSError as error:
+        refuse(error)
     sentence = explain_start(path, start, is_chosen)
     return Problem(path.suffix or "no suffix", sentence) if sentence else None
 
 
-def explain_start(path: Path, start: bytes, is_chosen: bool) -> str:
+def explain_start(path: Path, start: Start, is_chosen: bool) -> str:
     """Say why a file that begins like this is not read, and what to do; "" if it is.
 
     Blank text and pages for browsers are not worth a refusal of their folder.
     """
-    kind = format_of(path.name)
+    content = start.content
+    named = format_of(path.name)
     is_compressed = compression_of(path.name) != ""
-    is_other = kind in ("parquet", "lines")
-    if kind in ("json", "text"):
-        is_other = is_compressed or (kind == "json" and is_chosen)
-    what = foreign(start)
-    if what and (is_chosen or not (is_other or start.startswith(LFS))):
-        return f"Is {what}. Get the file again."
-    if is_other:
+    # Whoever reads these says what is wrong with them.
+    is_data = named in ("parquet", "lines") or (named != "" and is_compressed)
+    what, remedy = foreign(content, None if start.compression else path)
+    if what and (is_chosen or not (is_data or content.startswith(LFS))):
+        return f"Is {what}. {remedy or 'Get the file again'}."
+    if is_data or start.kind == "parquet":
         return ""
-    if kind == "json":
-        return "" if holds_rows(start) else "Is JSON without rows of text."
-    if path.suffix.lower() in CONVERT:
-        return CONVERT[path.suffix.lower()]
-    if is_compressed or b"\0" in start:
+    if start.kind == "json":
+        return "" if is_chosen or holds_rows(content) else "Is JSON without rows of text."
+    suffixes = {suffix.lower() for suffix in path.suffixes[-2:]}
+    what, remedy = next((CONVERT[suffix] for suffix in suffixes & CONVERT.keys()), ("", ""))
+    if is_table(content):
+        what, remedy = TABLE
+    if what:
+        return f"Is {what}. {remedy}."
+    if (is_compressed and not start.compression) or b"\0" in content:
         return f"Must be {READABLE}. Convert it first."
-    is_whole = len(start) < START_BYTES
-    if is_whole and not start.strip():
+    is_whole = len(content) < START_BYTES
+    if is_whole and content and not content.strip():
         return "Has only blank lines. Choose a file with text."
     try:
-        codecs.getincrementaldecoder("utf-8")().decode(start, final=is_whole)
-    except UnicodeDecodeError:
-        return f"Is not UTF-8. {explain_encoding(path)}"
+        codecs.getincrementaldecoder("utf-8")().decode(content, final=is_whole)
+    except UnicodeDecodeError as error:
+        some = content[error.start : error.start + 4]
+        return f"Is not UTF-8: byte {error.start} is {some!r}. Save it in UTF-8."
     return ""
 
 
@@ -345,12 +365,3 @@ def count_texts(row: dict[str, Any]) -> int:
 def refuse(error: OSError) -> NoReturn:
     """Refuse a file that cannot be read, or a folder, which os.walk would leave out."""
     raise CorpusError(f"DATA: {error.filename}: Cannot be read: {error.strerror}.") from None
-
-
-def read_start(path: Path) -> bytes:
-    """Return the first bytes of a file. Raises CorpusError."""
-    try:
-        with open(path, "rb") as file:
-            return file.read(START_BYTES)
-    except OSError as error:
-        refuse(error)

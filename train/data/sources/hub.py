@@ -6,9 +6,10 @@
     no connection, time-outs, short bodies, wrong bytes, a web page instead of data
                         asked again likewise
 
-A question is asked TRIES times at most, and no more TOTAL_S seconds after it first failed. The hub's client has
-retries of its own, which wait as long as they are told, resume a download that brings half again and again, and know
-no bound on all of that together: hooks in its HTTP session take over what they can, and stop the rest.
+A question is asked TRIES times at most (TRIES_OFFLINE where the name of the hub does not resolve: there is no network),
+and no more TOTAL_S seconds after it first failed. The hub's client has retries of its own, which wait as long as they
+are told, resume a download that brings half again and again, and know no bound on all of that together: hooks in its
+HTTP session take over what they can, and stop the rest.
 """
 
 import errno
@@ -16,6 +17,7 @@ import functools
 import logging
 import math
 import random
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -24,6 +26,8 @@ from typing import Any, TypeVar
 from train.data.sources.source import CorpusError
 
 TRIES = 8
+TRIES_OFFLINE = 2  # where the name of the server does not resolve: there is no network
+GO_ONLINE = "Check the network, or get the files on another machine and name them here"
 TOTAL_S = (
     90.0  # from the first failure to the last question, and of the same request within one question
 )
@@ -49,6 +53,10 @@ T = TypeVar("T")
 
 class Unanswered(CorpusError):
     """The hub gave no good answer within the bounds; it may do so later."""
+
+
+class NoNetwork(Unanswered):
+    """The name of the hub does not resolve."""
 
 
 class Again(Exception):
@@ -102,6 +110,7 @@ def ask_until(
         ) as error:  # the hub's client raises a score of types; what matters is at the root of them
             cause, after_s = judge(error)
             is_late = any(isinstance(found, Late) for found in causes(error))
+            is_offline = any(isinstance(found, socket.gaierror) for found in causes(error))
         finally:
             del question.requested, question.until, question.silence_s
         pause_s = max(
@@ -109,12 +118,15 @@ def ask_until(
             min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (attempt - 1)) * random.uniform(0.5, 1.5),
         )
         failed = min(failed, time.monotonic())
-        if attempt == TRIES or is_late or time.monotonic() + pause_s > failed + TOTAL_S:
+        tries = TRIES_OFFLINE if is_offline else TRIES
+        if attempt >= tries or is_late or time.monotonic() + pause_s > failed + TOTAL_S:
             break
         log.warning(
-            "%s: %s; asking again in %.1f s (%d of %d)", failure, cause, pause_s, attempt, TRIES - 1
+            "%s: %s; asking again in %.1f s (%d of %d)", failure, cause, pause_s, attempt, tries - 1
         )
         time.sleep(pause_s)
+    if is_offline:
+        raise NoNetwork(f"{failure}: no network ({cause}). {GO_ONLINE}.")
     wait = f", and it asks to wait {after_s:.0f} s" if after_s > TOTAL_S else ""
     raise Unanswered(
         f"{failure}: {cause}{wait}; asked {attempt} times in {time.monotonic() - began:.0f} s; check the "

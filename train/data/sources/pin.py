@@ -24,9 +24,9 @@ from typing import Any
 import xxhash
 
 from record.durable import make_printable, write_whole
-from train.data.sources.content import digest_of
-from train.data.sources.given import READABLE, drop_links, expand, find_path, list_files
-from train.data.sources.hub import ask
+from train.data.sources.content import digest_of, format_of, read_start
+from train.data.sources.given import drop_links, expand, find_path, list_files
+from train.data.sources.hub import GO_ONLINE, NoNetwork, ask
 from train.data.sources.source import CorpusError, Source, is_validation
 
 log = logging.getLogger(__name__)
@@ -180,7 +180,12 @@ def hub_pin(s: Source, token: str) -> Pinned:
         revision = s.revision or str(api.dataset_info(s.repository, timeout=30).sha)
         return revision, data_files(s, revision, token)
 
-    revision, names = ask(s.repository, f"the list of files of {s.repository}{at}", list_files)
+    try:
+        revision, names = ask(s.repository, f"the list of files of {s.repository}{at}", list_files)
+    except NoNetwork:
+        raise NoNetwork(
+            f"Cannot list the files of {s.repository} on the Hub: no network. {GO_ONLINE}."
+        ) from None
     facts: dict[str, File] = {}
     for start in range(0, len(names), PATHS_A_QUESTION):
         some = names[start : start + PATHS_A_QUESTION]
@@ -254,7 +259,12 @@ def local_pin(s: Source, folder: Path) -> Pinned:
         chosen = earlier
     else:
         chosen = drop_copies(s, given)
-    content = xxhash.xxh3_128(json.dumps([dataclasses.astuple(file) for file in chosen]).encode())
+    decides: list[Any] = [dataclasses.astuple(file) for file in chosen]
+    for file in chosen:
+        kind = read_start(find_path(file.name), file.name).kind
+        if kind != (format_of(file.name) or "text"):  # an earlier version read it by its name
+            decides.append([file.name, kind])
+    content = xxhash.xxh3_128(json.dumps(decides).encode())
     return Pinned(s, f"local-{content.hexdigest()}", chosen)
 
 
@@ -264,9 +274,8 @@ def list_given(s: Source) -> list[str]:
     if left_out:
         most = left_out.most_common(5)
         log.warning(
-            "DATA=%s: left out files that are not %s (%d): %s",
+            "DATA=%s: left out files that are no data (%d): %s",
             make_printable(s.place),
-            READABLE,
             left_out.total(),
             ", ".join(f"{number} {make_printable(kind)}" for kind, number in most),
         )

@@ -1,9 +1,10 @@
 """Rows to documents, in a fixed order, from any place on. What is wrong is refused or dropped.
 
-What is wrong with a file is refused: an error page or a git-lfs pointer, another format than its name
-says, a file that is truncated or damaged, half a last line, a column that it does not have (for JSON:
-that none of the first 100 rows has) or that holds something else than text. The error names the
-file, the line or row, and the remedy; nothing after it is read.
+What is wrong with a file is refused: an error page or a git-lfs pointer, a format that is not read, a
+file that is truncated or damaged, half a last line, a row that is ambiguous (a key that comes twice), a
+column that it does not have (for JSON: that none of the first 100 rows has) or that holds something else
+than text. The error names the file, the line or row, and the remedy; nothing after it is read. A file
+without rows is left out and counted.
 
 What is wrong with a row is dropped, named and counted by reason (REASONS). A file of which at least
 100 rows were read, and more than the source's `max_dropped` of them dropped, is refused at its end:
@@ -15,6 +16,7 @@ declared source is one document, named like the file. Elsewhere the `id` column 
 named by the hash of their text, so that equal texts are held out together.
 """
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -25,17 +27,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from record.durable import make_printable
-from train.data.sources.content import FORMATS, format_of
+from train.data.sources.content import FORMATS, format_of, read_start
 from train.data.sources.fetch import Files
 from train.data.sources.formats import (
     LONGEST_TEXT,
     TEXT,
+    UNREADABLE,
     Bad,
     Broken,
     check_columns,
     find_text_column,
+    is_array,
     read,
 )
+from train.data.sources.given import find_path
 from train.data.sources.pin import Pinned
 from train.data.sources.source import CorpusError, Source
 
@@ -80,36 +85,55 @@ class Document:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Dropped:
-    """A row that gives no document. reason: a key of REASONS; what: a short sentence."""
+    """A row that gives no document. reason: a key of REASONS; what: a short sentence; why: what the parser says."""
 
     reason: str
     at: Cursor
     what: str
+    why: str = ""
 
 
 def documents(pinned: Pinned, files: Files, at: Cursor = START) -> Iterator[Document | Dropped]:
     """Yield the rows of a source from a place on, in the order of its files. Raises CorpusError."""
     check_formats(pinned)
+    pieces = piece_bytes(pinned) if pinned.source.place else 0
     column = ""
+    empty = []
     for number in range(at.file, len(pinned.files)):
         path = files.path(number)
         files.prefetch(number + 1)
         name = pinned.files[number].name
         start = at.row if number == at.file else 0
+        kind = "text" if pinned.source.kind == "stdlib" else read_start(path, name).kind
         try:
-            source = choose_column(pinned.source, path, name)
-            if source.text != column and not pinned.source.text and not is_plain(name):
-                column = source.text
-                say_column(name, column)
-            yield from read_file(pinned, source, path, Cursor(number, start))
+            source = choose_column(pinned.source, path, name, kind)
+            if not source.columns[0]:
+                empty.append(name)
+            else:
+                if source.text != column and not pinned.source.text and kind != "text":
+                    column = source.text
+                    say_column(name, column)
+                yield from read_file(pinned, source, path, kind, Cursor(number, start), pieces)
         except Broken as broken:
-            raise refusal(pinned.source, name, broken) from None
+            raise refusal(pinned.source, path, name, kind, broken) from None
         files.done(number)
+    if len(empty) == len(pinned.files):
+        raise CorpusError(
+            f"{empty[0]} of {pinned.source.name}: Has no rows. Choose a file with text."
+        )
+    if empty:
+        say_empty(pinned.source.name, tuple(empty))
 
 
 @functools.cache  # a source is read several times
 def say_column(file: str, column: str) -> None:
     log.info("%s: its text is the column %r", make_printable(file), column)
+
+
+@functools.cache
+def say_empty(source: str, files: tuple[str, ...]) -> None:
+    names = make_printable(files[0])
+    log.warning("%s: left out files without rows (%d), for example %s", source, len(files), names)
 
 
 def piece_bytes(pinned: Pinned) -> int:
@@ -131,14 +155,22 @@ def check_formats(pinned: Pinned) -> None:
             )
 
 
-def is_plain(name: str) -> bool:
-    """Tell whether a file is plain text."""
-    return format_of(name) in ("", "text")
+def check_first(source: Source, name: str) -> None:
+    """Raise CorpusError if no column of a file of DATA is its text, before anything is computed from its size."""
+    path = find_path(name)
+    kind = read_start(path, name).kind
+    try:
+        choose_column(source, path, name, kind)
+    except Broken as broken:
+        raise refusal(source, path, name, kind, broken) from None
 
 
-def choose_column(source: Source, path: Path, name: str) -> Source:
-    """Return the source with the column of a file's text, found where none is named. Raises Broken."""
-    if is_plain(name):
+def choose_column(source: Source, path: Path, name: str, kind: str) -> Source:
+    """Return the source with the column of a file's text, found where none is named; "" if it has no rows.
+
+    kind: how the file is read. Raises Broken.
+    """
+    if kind == "text":
         if source.place and source.text:
             raise Broken("is plain text and has no columns", f"Remove #{source.text}")
         return dataclasses.replace(source, text=source.text or TEXT)
@@ -149,20 +181,20 @@ def choose_column(source: Source, path: Path, name: str) -> Source:
 
 
 def read_file(
-    pinned: Pinned, source: Source, path: Path, at: Cursor
+    pinned: Pinned, source: Source, path: Path, kind: str, at: Cursor, pieces: int
 ) -> Iterator[Document | Dropped]:
     """Yield what becomes of the rows of a file from a place on. Raises Broken.
 
     source: that of the pin, with the column of this file.
     """
     name = pinned.files[at.file].name
-    columns = source.columns if is_plain(name) else (*source.columns, source.id)
-    pieces = piece_bytes(pinned) if source.place else 0
+    columns = source.columns if kind == "text" else (*source.columns, source.id)
     row = -1
     count = dropped = 0
     first = None
     for row, value in read(path, name, columns, at.row, pieces):
-        item = make_document(source, value, name, Cursor(at.file, row))
+        place = name if kind == "text" else f"{name}:{row}"
+        item = make_document(source, value, place, Cursor(at.file, row))
         count += 1
         if isinstance(item, Dropped):
             dropped += 1
@@ -174,12 +206,12 @@ def read_file(
 
 
 def make_document(
-    source: Source, value: dict[str, Any] | Bad, file: str, at: Cursor
+    source: Source, value: dict[str, Any] | Bad, place: str, at: Cursor
 ) -> Document | Dropped:
-    """Return the document of a row, or why there is none."""
-    made = text_of(source, value, file, at.row) if isinstance(value, dict) else value
+    """Return the document of a row, or why there is none. place: its name if it has none."""
+    made = text_of(source, value, place) if isinstance(value, dict) else value
     if isinstance(made, Bad):
-        return Dropped(made.reason, at, made.what)
+        return Dropped(made.reason, at, made.what, made.why)
     name, text = made
     if source.place or source.hold_out_by == "text":
         name = hashlib.sha256(text.encode()).hexdigest()  # so the text decides what is held out
@@ -189,33 +221,37 @@ def make_document(
 def check_dropped(source: Source, count: int, dropped: int, first: Dropped) -> None:
     """Raise Broken if too many of the rows of a file were dropped."""
     row = first.at.row
+    what = f"{first.what}{first.why}"
     if source.place and count == dropped:
-        raise Broken(f"has no text in its {count:,} rows ({first.what})", "Leave it out", row)
+        raise Broken(f"has no text in its {count:,} rows ({what})", "Leave it out", row)
     if count >= ENOUGH_ROWS and dropped > source.max_dropped * count:
         raise Broken(
             f"{dropped} of {count} rows had to be dropped, more than max_dropped = "
-            f"{source.max_dropped:g} of them ({first.what})",
+            f"{source.max_dropped:g} of them ({what})",
             "rows",
             row,
         )
 
 
-def refusal(source: Source, name: str, broken: Broken) -> CorpusError:
+def refusal(source: Source, path: Path, name: str, kind: str, broken: Broken) -> CorpusError:
     """Return the error for a file, or for a row of it, named as an editor counts.
 
     It is FILE:LINE, or FILE: row N where a row is no line.
     """
     place = name
     if broken.row is not None:
-        separator = ":" if format_of(name) == "lines" else ": row "
+        separator = ": row "
+        with contextlib.suppress(Broken, *UNREADABLE):
+            if kind in ("lines", "json") and not is_array(path, name):
+                separator = ":"
         place = f"{name}{separator}{broken.row + 1}"
     again = "hub" if source.kind == "hub" else "files"  # on the Hub its bytes are like this
     remedy = source.remedies.get(broken.remedy or again, broken.remedy)
     return CorpusError(f"{place} of {source.name}: {broken}. {remedy}.")
 
 
-def text_of(source: Source, value: dict[str, Any], file: str, row: int) -> tuple[str, str] | Bad:
-    """Return (name, text) of a row, or what is wrong with it."""
+def text_of(source: Source, value: dict[str, Any], place: str) -> tuple[str, str] | Bad:
+    """Return (name, text) of a row, or what is wrong with it. place: its name if it has none."""
     text = fill(source.template, value) if source.template else value.get(source.text)
     if isinstance(text, Bad):
         return text
@@ -237,7 +273,7 @@ def text_of(source: Source, value: dict[str, Any], file: str, row: int) -> tuple
     if type(name) is not str and name is not None:
         name = str(name)
     if not name or (not name.isascii() and half_pair(name) >= 0):
-        name = file if is_plain(file) else f"{file}:{row}"
+        name = place
     return name, text
 
 

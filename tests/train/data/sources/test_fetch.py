@@ -3,15 +3,19 @@
 import gzip
 import json
 import re
+import socket
 import threading
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import httpx
+import huggingface_hub
 import pytest
 
 from tests.faults.hub import PAGE, REVISION, Repository, hub, questions
 from tests.train.data.sources.source_files import declare, refusal
 from train.data.sources import hub as asking
+from train.data.sources import pin
 from train.data.sources.fetch import Files
 from train.data.sources.pin import File, Pinned
 from train.data.sources.source import CorpusError, Source
@@ -125,6 +129,21 @@ def test_what_asking_again_cannot_help_is_not_asked_again(slept, error, said):
         wrapped.__cause__ = error
         assert re.search(said, ask(wrapped))
     assert slept == []
+
+
+@pytest.mark.fault(12)
+def test_without_a_network_the_hub_is_asked_twice(slept, tmp_path, monkeypatch):
+    failed = httpx.ConnectError("no address")
+    failed.__cause__ = socket.gaierror(-3, "Temporary failure in name resolution")
+    message = ask(failed)
+    assert "no network" in message and len(slept) == asking.TRIES_OFFLINE - 1 == 1
+
+    def dataset_info(*arguments, **options):
+        raise failed
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", dataset_info)
+    message = refusal(pin.pin, Source("x", "hub", 0.1, repository="a/b"), tmp_path)
+    assert message.startswith("Cannot list the files of a/b on the Hub: no network. Check the")
 
 
 # ---- Against a hub

@@ -1,10 +1,15 @@
 """DATA of make train: which files it stands for, which column is their text, and what is held out."""
 
 import hashlib
+import json
 import os
 import random
+import shlex
+import subprocess
 
+import pyarrow as pa
 import pytest
+import xxhash
 
 from tests.train.data.sources.source_files import (
     PAGE,
@@ -16,6 +21,7 @@ from tests.train.data.sources.source_files import (
     read,
     refusal,
 )
+from train.data.sources import rows
 from train.data.sources.given import given_source, list_files
 from train.data.sources.pin import File, Pinned
 from train.data.sources.rows import Document, piece_bytes
@@ -60,6 +66,13 @@ def test_pieces_of_plain_text_are_the_file_and_end_at_blank_lines(tmp_path, book
     assert texts(tmp_path / "cut", tmp_path)
 
 
+def test_the_size_of_pieces_is_computed_once_and_not_for_each_file(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(rows, "piece_bytes", lambda pinned: calls.append(pinned) or 500)
+    folder = write(tmp_path / "in", {f"{n}.txt": b"text %d" % n for n in range(20)})
+    assert len(texts(folder, tmp_path)) == 20 and len(calls) == 1
+
+
 def test_a_twentieth_is_held_out_by_the_hash_of_the_text(tmp_path, book):
     def held_out(path):
         pinned = give(path, tmp_path / "data")
@@ -99,7 +112,7 @@ def test_a_folder_gives_its_text_and_names_what_it_leaves_out(tmp_path, caplog):
     assert names == [f"{folder}/{name}" for name in ("b.md", "c.jsonl", "sub/a.py")]
     suffixes = (".png", ".txt", ".csv", ".json", ".svg", ".py", "empty")
     assert left_out == dict.fromkeys(suffixes, 1)
-    assert "left out files that are not plain text in UTF-8, JSON lines" in caplog.text
+    assert "left out files that are no data (7): " in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -238,16 +251,20 @@ NO_COLUMN = b'{"n": 1}\n' * 3
 @pytest.mark.parametrize(
     ("data", "content", "said"),
     [
-        ("notes", b"\x89PNG\0", "Must be plain text in UTF-8, JSON lines, JSON arrays or Parquet"),
+        (
+            "notes",
+            b"\x00\x01\x02\0",
+            "Must be plain text in UTF-8, JSON lines, JSON arrays or Parquet",
+        ),
         ("notes", b"", "Is empty."),
         ("notes", b" \n\n", "Has only blank lines."),
         ("notes", PAGE, "Is a web or error page. Get the file again."),
         ("a.json", POINTER, "Is a git-lfs pointer, not the file that it stands for. Get the file"),
-        ("notes", b"caf\xe9 " * 10, "Is not UTF-8. Convert it, for example: iconv -f latin1 -t"),
-        ("notes", b"a" * 5000 + b"\xff\xfe" * 9, "notes: row 1 of mine: is not UTF-8. Convert it"),
+        ("notes", b"caf\xe9 " * 10, "Is not UTF-8: byte 3 is b'\\xe9 ca'. Save it in UTF-8."),
+        ("notes", b"a" * 5000 + b"\xff\xfe" * 9, "notes: row 1 of mine: is not UTF-8. Save it"),
         ("a.csv", b"a,b\n", "Convert it to JSON lines."),
         ("a.arrow", b"ARROW1", "Convert it to Parquet"),
-        ("a.csv.gz", compress(b"a,b\n", ".gz"), "Must be plain text"),
+        ("a.csv.gz", compress(b"a,b\n", ".gz"), "Is a table"),
         ("a.txt#body", b"text", "a.txt of mine: is plain text and has no columns. Remove #body."),
         ("a.jsonl#n", NO_COLUMN, "jsonl:1 of mine: has no text in its 3 rows (column 'n' is int"),
         ("nothing.txt", None, "There is no such file or folder"),
@@ -269,6 +286,197 @@ def test_data_that_is_no_text_is_refused_by_name(tmp_path, data, content, said):
     place = data if data.startswith(("~", "/", "#", "h")) else f"{tmp_path}/{data}"
     message = refusal(texts, place, tmp_path)
     assert said in message and data.split("#")[0].rstrip(".") in message
+
+
+# ---- What a file is follows from its content
+
+ROWS = [{"text": f"text {n}", "n": n} for n in range(5)]
+LINES = encode(ROWS, "jsonl")
+ARRAY = json.dumps(ROWS, indent=1).encode()
+SKIPPED = b"\x5a\x2a\x4d\x18\x04\0\0\0abcd"  # a frame of zstd without data
+
+
+def in_frames(rows, before=b""):
+    """Return JSON lines in a zstd frame per row, as pzstd writes them."""
+    return b"".join(before + compress(encode([row], "jsonl"), "zst") for row in rows)
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.log", "a", "a.jl", "a.md", "a.csv"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        LINES,
+        b"\xef\xbb\xbf" + LINES.replace(b"\n", b"\r\n"),
+        ARRAY,
+        json.dumps([row["text"] for row in ROWS]).encode(),
+        encode(ROWS, "parquet"),
+        compress(LINES, "gz"),
+        b"".join(compress(encode([row], "jsonl"), "gz") for row in ROWS),
+        in_frames(ROWS),
+        in_frames(ROWS, SKIPPED),
+    ],
+    ids=["lines", "dos", "array", "texts", "parquet", "gzip", "members", "zstd", "pzstd"],
+)
+def test_rows_are_read_under_any_name(tmp_path, name, content):
+    write(tmp_path / "in", {name: content, "b.txt": b"plain text"})
+    expected = [row["text"] for row in ROWS]
+    assert texts(tmp_path / "in" / name, tmp_path) == expected
+    assert texts(tmp_path / "in", tmp_path) == [*expected, "plain text"]
+
+
+def test_rows_that_an_earlier_version_read_as_text_are_prepared_anew(tmp_path):
+    folder = write(tmp_path / "in", {"a.txt": LINES})
+    made = give(folder / "a.txt", tmp_path / "data")
+    names = [[file.name, file.bytes, file.digest] for file in made.files]
+    assert made.revision != f"local-{xxhash.xxh3_128(json.dumps(names).encode()).hexdigest()}"
+    (folder / "a.txt").write_bytes(b"plain")
+    made = give(folder / "a.txt", tmp_path / "data")
+    names = [[file.name, file.bytes, file.digest] for file in made.files]
+    assert made.revision == f"local-{xxhash.xxh3_128(json.dumps(names).encode()).hexdigest()}"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[Index](README.md)\n\nText.\n",
+        "[1] Smith et al.\n\n[2] Jones.\n",
+        "[section]\na = 1\n",
+        '["Hello", he said.\n\nMore.\n',
+        '{\n "title": "x"\n}\n\n# A page with its facts before it\n',
+        '"Hello," he said.\n"No."\n',
+        "{\\bf TeX}\n",
+        "{{ page }}\n",
+        '{"a", 1},\n{"b", 2},\n',
+        "import os,sys\nimport re,json\n\nx = 1\n",
+        "Tyger, tyger, burning bright\nIn the forests, of the, night\n",
+    ],
+)
+def test_text_that_begins_with_a_bracket_or_has_commas_stays_text(tmp_path, content):
+    write(tmp_path, {"a.md": content.encode()})
+    assert texts(tmp_path / "a.md", tmp_path) == [content]
+
+
+TABLE = b"id,text,label\n" + b"".join(b'%d,"a text, of words",x\n' % n for n in range(9))
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.dat", "a"])
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [
+        (b"%PDF-1.7\n%\xe2\xe3", "pdftotext"),
+        (compress(b"%PDF-1.7\n", "gz"), "pdftotext"),
+        (b"PK\x03\x04\x14\0[Content_Types].xml", "office document"),
+        (b"\xd0\xcf\x11\xe0\xa1\xb1", "office document"),
+        (b"{\\rtf1\\ansi text}", "rich text"),
+        (b"\xff\xd8\xff\xe0", "an image"),
+        (b"a.txt".ljust(257, b"\0") + b"ustar", "an archive"),
+        (compress(b"a.txt".ljust(257, b"\0") + b"ustar", "gz"), "an archive"),
+        (b"BZh91AY", "an archive"),
+        (b"ARROW1\0\0", "Parquet"),
+        (b"\xff\xff\xff\xff\x10", "Parquet"),
+        (TABLE, "a table"),
+        (TABLE.replace(b",", b"\t"), "a table"),
+        (b"id,text\n1,%s\n" % (b"word " * 2000), "a table"),
+        ("text".encode("utf-16"), "iconv -f utf-16 -t utf-8 '"),
+        ("text\n".encode("utf-16-le"), "iconv -f utf-16le -t utf-8 '"),
+        ("text\n".encode("utf-16-be"), "iconv -f utf-16be -t utf-8 '"),
+        (b"<html><body>404", "a web or error page"),
+    ],
+)
+def test_what_no_person_would_call_text_is_refused_by_name_and_left_out_of_a_folder(
+    tmp_path, name, content, word
+):
+    folder = write(tmp_path / "it's mine", {name: content, "b.md": b"text"})
+    message = refusal(texts, folder / name, tmp_path)
+    assert word in message and name in message
+    if "iconv" in message:
+        assert subprocess.run(
+            [*shlex.split(message.partition("example: ")[2])[:6]], check=True, capture_output=True
+        ).stdout.startswith(b"text")
+    assert texts(folder, tmp_path) == ["text"]
+    assert list_files(str(folder))[1].total() == 1
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.txt"])
+@pytest.mark.parametrize(
+    ("content", "row", "word"),
+    [
+        (LINES.replace(b"}\n", b"},\n"), 1, "Extra data at column 27"),
+        ("".join(f"{row}\n" for row in ROWS).encode(), 1, "double quotes at column 2"),
+        (LINES + b'{"text": "x", "n": %s}\n' % (b"1" * 5000), 6, "5000 digits"),
+        (LINES + b'{"text": "x", "text": "y"}\n', 6, "the key 'text' comes twice"),
+        (LINES + b'{"text": "x", "n": [{"a": 1, "a": 2}]}\n', 6, "the key 'a' comes twice"),
+    ],
+)
+def test_json_that_cannot_be_taken_as_it_is_is_refused_by_line(tmp_path, name, content, row, word):
+    write(tmp_path, {name: content})
+    for column in ("", "#text"):
+        message = refusal(texts, f"{tmp_path / name}{column}", tmp_path)
+        assert message.startswith(f"{tmp_path / name}:{row} of mine: ") and word in message
+    array = b"[" + LINES.replace(b"}\n", b"},\n") + b'{"text": "x", "text": "y"}]'
+    write(tmp_path, {name: array})
+    message = refusal(texts, tmp_path / name, tmp_path)
+    assert message.startswith(f"{tmp_path / name}: row 6 of mine: ") and "(line 6)" in message
+
+
+@pytest.mark.parametrize("column", ["text", "content", "Text"])
+@pytest.mark.parametrize(
+    ("cells", "kind"),
+    [
+        (pa.array([b"a", b"b"]), "binary"),
+        (pa.array([b"a", b"b"], pa.large_binary()), "large_binary"),
+        (pa.array([["a"], ["b"]]), "list<"),
+        (pa.array([{"body": "a"}, {"body": "b"}]), "struct<"),
+        (pa.array([b"a", b"b"]).dictionary_encode(), "dictionary<values=binary"),
+    ],
+    ids=str,
+)
+def test_another_column_is_not_taken_where_text_has_a_type_that_is_not_read(
+    tmp_path, column, cells, kind
+):
+    table = pa.table({column: cells, "url": ["x", "y"]})
+    write(tmp_path, {"a.parquet": encode(table, "parquet")})
+    message = refusal(texts, tmp_path / "a.parquet", tmp_path)
+    assert f"column {column!r} is {kind}" in message and "#COLUMN" in message
+    rows = [{column: ["a"], "url": "x"}]
+    write(tmp_path, {"a.jsonl": encode(rows, "jsonl")})
+    message = refusal(texts, tmp_path / "a.jsonl", tmp_path)
+    assert f"column {column!r} is list" in message
+    assert texts(f"{tmp_path / 'a.jsonl'}#url", tmp_path) == ["x"]
+
+
+EMPTY = {
+    "a.parquet": encode(pa.table({"text": pa.array([], pa.string())}), "parquet"),
+    "b.parquet": encode(pa.table({}), "parquet"),
+    "c.parquet": encode(pa.table({"text": pa.array([], pa.float64())}), "parquet"),
+    "d.jsonl": b"\n\n",
+    "e.jsonl.gz": compress(b"", "gz"),
+}
+
+
+def test_parts_without_rows_are_left_out_and_counted(tmp_path, caplog):
+    part = {"text": "a text", "url": "x"}
+    contents = {**EMPTY, "f.parquet": encode([part], "parquet")}
+    write(tmp_path / "in", contents)
+    assert texts(tmp_path / "in", tmp_path) == ["a text"]
+    assert "left out files without rows (5), for example" in caplog.text
+    write(
+        tmp_path / "named",
+        {name: content for name, content in contents.items() if "d." not in name},
+    )
+    assert texts(f"{tmp_path / 'named'}#text", tmp_path) == ["a text"]
+    for name in EMPTY:
+        assert "Has no rows" in refusal(texts, tmp_path / "in" / name, tmp_path)
+
+
+def test_a_readme_is_data_only_where_it_is_all_there_is(tmp_path, caplog):
+    about = {"README.md": b"# about", "LICENSE": b"MIT", "sub/readme.txt": b"more"}
+    rows = {"part.jsonl": LINES, "README.jsonl": b'{"text": "rows"}\n'}
+    assert texts(write(tmp_path / "alone", about), tmp_path) == ["MIT", "# about", "more"]
+    found = texts(write(tmp_path / "in", about | rows), tmp_path)
+    assert found == ["rows", *(row["text"] for row in ROWS)]
+    assert "(3): 3 README or LICENSE" in caplog.text
+    assert texts(tmp_path / "in" / "README.md", tmp_path) == ["# about"]
 
 
 def test_a_folder_that_cannot_be_listed_is_refused(tmp_path, monkeypatch):
