@@ -32,10 +32,10 @@ from settings import ROOT, SettingsError
 from settings.config import SETTINGS, Config
 from settings.resolve import build_environment, show_path
 from train.checkpoint.find import committed
+from train.children import end_with_parent
 from train.data.data_paths import data_dir
 from train.data.sources.hub import Again, ask
 from train.data.sources.source import CorpusError
-from train.distributed.signals import end_with_parent
 from train.generate.load_run import TUNED
 from train.model.hf_import import ForeignError, weight_files
 

@@ -39,8 +39,9 @@ from settings import ROOT, SettingsError
 from settings.config import SETTINGS, Config
 from settings.declare import format_value
 from settings.resolve import Resolved, build_environment, show_path
+from train.children import end_with_parent
 from train.data.data_paths import NO_BUNDLE
-from train.distributed.signals import Stopped, end_with_parent
+from train.distributed.signals import Stopped
 
 BAD_SETTING, STOPPED, BAD_DATA = 64, 75, 78
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

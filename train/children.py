@@ -1,6 +1,7 @@
 """Run one child process at a time, and stop it when this process is asked to stop."""
 
 import contextlib
+import ctypes
 import math
 import os
 import shutil
@@ -15,7 +16,6 @@ from types import FrameType
 from record.exit_codes import INTERRUPTED
 from record.wait import wait
 from settings import ROOT
-from train.distributed.signals import end_with_parent
 
 # One request may arrive several times, at most this far apart in seconds: `timeout` sends a signal to the process
 # and to its group, make passes SIGTERM on, and a terminal that closes sends SIGHUP at any time. Each press of Ctrl-C
@@ -108,6 +108,18 @@ def prepare_child() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     end_with_parent(signal.SIGTERM)
+
+
+def end_with_parent(number: int) -> None:
+    """Have the system send this process a signal when the one that started it has died, however it died.
+
+    Linux only; elsewhere a launcher that is killed leaves its processes behind.
+    """
+    if sys.platform == "linux":
+        pr_set_pdeathsig, parent = 1, os.getppid()
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, number)
+        if os.getppid() != parent:  # it died just now
+            os.kill(os.getpid(), number)
 
 
 def code_of_shell(code: int) -> int:

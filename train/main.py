@@ -29,9 +29,10 @@ from settings import ROOT, ExpectedError
 from settings.config import Config
 from train import console, loop
 from train.assemble import Attempt, Stopwatch, build_job
+from train.children import end_with_parent
 from train.data.data_paths import fit_vocabulary
 from train.diloco.result import RunIsOver
-from train.distributed.signals import Interrupt, end_with_parent
+from train.distributed.signals import Interrupt
 from train.distributed.world import (
     World,
     from_first,

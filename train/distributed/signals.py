@@ -5,11 +5,9 @@ all ranks stop after the same step and save. Before that there is nothing to sav
 """
 
 import contextlib
-import ctypes
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,18 +16,6 @@ from typing import Any
 from record.exit_codes import INTERRUPTED
 
 PATIENCE_S = 3.0  # one request may arrive several times, from a process group and from the launcher
-
-
-def end_with_parent(number: int) -> None:
-    """Have the system send this process a signal when the one that started it has died, however it died.
-
-    Linux only; elsewhere a launcher that is killed leaves its processes behind.
-    """
-    if sys.platform == "linux":
-        pr_set_pdeathsig, parent = 1, os.getppid()
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, number)
-        if os.getppid() != parent:  # it died just now
-            os.kill(os.getpid(), number)
 
 
 class Stopped(BaseException):

@@ -13,7 +13,7 @@ PARENT = """
 import os, subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-c", '''
 import signal, sys, time
-from train.distributed.signals import end_with_parent
+from train.children import end_with_parent
 if sys.argv[1] == "15":
     signal.signal(signal.SIGTERM, lambda *_: (print("told", flush=True), sys.exit()))
 end_with_parent(int(sys.argv[1]))
