@@ -22,7 +22,6 @@ from huggingface_hub.hf_api import RepoFile
 
 from export import place
 from export.weight_files import sha256_of
-from record.default_run import choose_run
 from record.durable import make_printable
 from record.exit_codes import BAD_DATA, BAD_SETTING, DONE
 from record.run_paths import RunPaths
@@ -171,7 +170,7 @@ def run(config: Config) -> None:
 def main() -> int:
     start_logging()
     try:
-        run(Config.load(defaults=choose_run()))
+        run(Config.load())
     except SettingsError as error:
         sys.stderr.write(f"{error}\n")
         return BAD_SETTING

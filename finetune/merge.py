@@ -40,6 +40,7 @@ from settings.checks import PRETRAINING
 from settings.config import SETTINGS, Config
 from settings.declare import FREE
 from settings.resolve import show_path
+from train.checkpoint.identity import check_identity
 from train.generate import load_run
 from train.model.hf_import import ForeignError, read_json, some, weight_files
 from train.run_folder import stored_config
@@ -209,6 +210,7 @@ def export(c: Config, paths: RunPaths) -> None:
         gguf_file.find_pre_tokenizer(read_json(base / "tokenizer.json"))
     with limit_silence(paths.checkpoints, c.start_timeout_s):
         folder, manifest = load_run.checkpoint_of(c, paths)
+    check_identity(before, tuned, folder, manifest)
     config = hf_model.configuration(base)
     skeleton = hf_model.on_meta(config, torch.float32)
     source: Source

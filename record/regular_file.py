@@ -11,11 +11,11 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from record.exit_codes import BAD_DATA
+from record.exit_codes import MACHINE_FAULT
 
 LOOK_S = 1.0  # how often it is looked whether a read has ended
 
@@ -37,20 +37,27 @@ def note_read() -> None:
 
 
 @contextlib.contextmanager
-def limit_silence(where: Path, limit_s: float) -> Iterator[None]:
-    """End this process, and say so, if nothing is read for so many seconds: a dead network disk never answers."""
+def limit_silence(
+    where: Path, limit_s: float, report: Callable[[int, str], None] = lambda code, reason: None
+) -> Iterator[None]:
+    """End this process, and say so, if nothing is read for `limit_s`: a dead network disk never answers.
+
+    report: called before with the exit code and the reason.
+    """
     over = threading.Event()
     note_read()
 
     def watch() -> None:
         while not over.wait(LOOK_S):
             if time.monotonic() - last_read_s > limit_s:
-                sys.stderr.write(
+                reason = (
                     f"{where}: reading it has made no progress for {limit_s:.0f} s (START_TIMEOUT_S). "
-                    "Its disk does not answer: look at the network and the mount.\n"
+                    "Its disk does not answer: look at the network and the mount."
                 )
+                sys.stderr.write(f"{reason}\n")
                 sys.stderr.flush()
-                os._exit(BAD_DATA)
+                report(MACHINE_FAULT, reason)
+                os._exit(MACHINE_FAULT)
 
     threading.Thread(target=watch, name="reading", daemon=True).start()
     try:

@@ -4,11 +4,14 @@
 #   usage: VENV=.venv scripts/setup_torch.sh
 #   reads: requirements/torch.txt, TORCH_BACKEND (auto, cpu, cu126, cu130 ...), UV_CUDA_DRIVER_VERSION (a driver
 #          to assume, for an environment that another machine will use), pip's and uv's configuration
-#   makes: torch in $VENV; says first which build and how much it is; prints "BUILD what torch sees" on stdout, or why uv
-#          finds no torch
+#   needs: relay of scripts/setup.sh
+#   makes: torch in $VENV; says first which build and how much it is; prints "BUILD what torch sees" on stdout, or why
+#          pip or uv failed
 set -euo pipefail
+shopt -s lastpipe 2> /dev/null || true  # SAID outlives its loop
 CDPATH="" cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+SAID=""
 BACKEND=${TORCH_BACKEND:-auto}
 PINNED=$(sed -n 's/^torch==//p' requirements/torch.txt)
 CHECK='import platform, torch
@@ -48,6 +51,8 @@ announce() {  # VERSION DRIVER WHENCE: which build, for what, and how much
   fi
 }
 
+explain() { echo "$SAID"; exit 1; }  # what pip or uv said, from which setup.sh derives its advice
+
 main() {
   local driver version size plan uv
   driver=$(driver_version) || driver=""
@@ -56,7 +61,7 @@ main() {
   elif version=$(local_wheel) && wanted "$version"; then
     announce "$version" "$driver" "from a wheel on this machine"
     "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile --no-index "torch==$version" 2>&1 |
-      relay "installing torch"
+      relay "installing torch" || explain
   else
     # uv's auto would take the build for a laptop's Intel GPU, and cannot read what nvidia-smi says of several GPUs
     [[ $BACKEND != auto || -n $driver ]] || BACKEND=cpu
@@ -74,7 +79,7 @@ main() {
     if [[ -t 2 ]]; then  # it shows how far it is
       "${uv[@]}" >&2
     else
-      "${uv[@]}" --quiet 2>&1 | relay "installing torch"
+      "${uv[@]}" --quiet 2>&1 | relay "installing torch" || explain
     fi
   fi
   "$VENV/bin/python" -c "$CHECK"

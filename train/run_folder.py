@@ -13,7 +13,7 @@ from settings.declare import format_tokens
 from settings.resolve import name_new_run
 from settings.resume import RunConfigError, read_run_config
 from train.checkpoint.find import find_verified, folder_of
-from train.checkpoint.identity import Identity
+from train.checkpoint.identity import check_identity
 from train.checkpoint.manifest import CheckpointError, load_manifest
 from train.console import Printable
 from train.data.tokenizer import Vocabulary
@@ -21,6 +21,7 @@ from train.distributed.world import (
     World,
     from_first,
     launcher_pid,
+    report_exit,
     set_timeout,
     together,
     who_sees,
@@ -73,7 +74,7 @@ def is_finished(c: Config, paths: RunPaths, world: World, target: str = "train")
     end = ""
     with together(CheckpointError):
         if world.is_first:
-            with limit_silence(paths.folder, c.start_timeout_s):
+            with limit_silence(paths.folder, c.start_timeout_s, report_exit):
                 end = describe_end(c, paths, target)
     end = from_first(end)
     if end:
@@ -125,10 +126,8 @@ def newest_of_run(c: Config, paths: RunPaths) -> int:
     steps, _ = find_verified(paths.checkpoints, 1)
     if not steps:
         return 0
-    stored = read_run_config(paths.config)
-    if stored.get("identity"):
-        folder = folder_of(paths.checkpoints, steps[0])
-        Identity.of(stored, c).check(folder, load_manifest(folder))
+    folder = folder_of(paths.checkpoints, steps[0])
+    check_identity(read_run_config(paths.config), c, folder, load_manifest(folder))
     return steps[0]
 
 

@@ -14,6 +14,7 @@ docs/ports.md lists what else listens.
 """
 
 import argparse
+import ipaddress
 import os
 import socket
 import sys
@@ -33,6 +34,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from settings.addresses import is_loopback
+from train.distributed.pod import in_pod
 from train.distributed.signed_http import listen
 
 ONE_MACHINE = "one-machine"
@@ -71,6 +73,11 @@ class Nodes(static_tcp_rendezvous.StaticTCPRendezvous):
     def next_rendezvous(self) -> RendezvousInfo:
         if self.rank == 0 and self._store is None:
             listener = listen(self.master_addr, self.master_port)
+            if ipaddress.ip_address(listener.getsockname()[0]).is_unspecified and not in_pod():
+                sys.stderr.write(
+                    f"MASTER_ADDR={self.master_addr} is a name, or no address of this machine: torchrun's "
+                    "store listens on all addresses, and whoever reaches it can run code (docs/ports.md)\n"
+                )
             self._store = TCPStore(
                 self.master_addr,
                 self.master_port,

@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from record.default_run import choose_run
 from record.locks import RunFolderError
 from record.run_paths import RunPaths
 from record.trackers.wandb_env import build_environment, find_mode, has_key
@@ -145,7 +144,7 @@ def close_trackers(trackers: Sequence[TrackerProcess], patience_s: float) -> Non
 def main() -> int:
     """Send the run to its trackers from its record, to the end. Returns the exit code."""
     try:
-        c = Config.load(defaults=choose_run())
+        c = Config.load()
         check_trackers(c)
         if not list_trackers(c):
             raise SettingsError(

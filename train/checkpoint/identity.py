@@ -95,6 +95,19 @@ class Identity:
             self.adopted = from_first(hash_unnamed(root) if world.is_first else [])
 
 
+def check_identity(
+    before: Mapping[str, Any], config: Config, folder: Path, manifest: Mapping[str, Any]
+) -> None:
+    """Raise CheckpointError if a checkpoint is of another run than its config.json.
+
+    Args:
+        before: config.json of the run. One that an earlier version wrote has no identity to compare.
+        config: the run's settings.
+    """
+    if before.get("identity"):
+        Identity.of(before, config).check(folder, manifest)
+
+
 def hash_unnamed(root: Path) -> list[str]:
     """Return the hashes of the manifests that do not name their run."""
     hashes = []

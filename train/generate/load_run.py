@@ -39,6 +39,7 @@ from settings.resolve import find_explicit, name_run, resolve, show_path
 from settings.sources import give, parse
 from train.checkpoint import checkpoint
 from train.checkpoint.find import committed, find_latest, folder_of
+from train.checkpoint.identity import check_identity
 from train.checkpoint.manifest import CheckpointError, verify
 from train.data import prepare
 from train.data.data_paths import tokenizer_path
@@ -228,6 +229,7 @@ def find(config: Config, given: Collection[str]) -> Found:
         raise SettingsError(problems)
     with limit_silence(paths.checkpoints, config.start_timeout_s):
         folder, manifest = checkpoint_of(config, paths)
+    check_identity(before, stored, folder, manifest)
     tokenizer = None
     if "TOKENIZER" not in given and paths.tokenizer.is_file():
         tokenizer = paths.tokenizer

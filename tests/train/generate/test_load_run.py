@@ -17,6 +17,7 @@ from settings.config import Config
 from tests.train.checkpoint.test_checkpoint import ALONE, go_on, save, trained
 from tests.train.model.test_hf_import import QWEN, change, logits, published
 from tests.train.model.test_model import recipe
+from train.checkpoint.identity import Identity
 from train.checkpoint.manifest import CheckpointError
 from train.data.manifest import DataError
 from train.data.tokenizer import TokenizerError, load
@@ -331,3 +332,11 @@ def test_a_run_without_a_checkpoint_is_not_called_unknown(run, is_running):
 def test_a_run_that_was_not_evaluated_can_be_measured(run):
     run.store(EVAL_TOKENS=0)
     assert run.open().config.eval_tokens == 65536
+
+
+def test_a_checkpoint_of_another_run_is_not_taken_for_this_ones(run):
+    facts = json.loads((run.folder / "config.json").read_text())
+    facts["identity"] = Identity.of({}, run.config).stored() | {"adopted": []}
+    (run.folder / "config.json").write_text(json.dumps(facts))
+    with pytest.raises(CheckpointError, match="of another run"):
+        run.open()
