@@ -43,6 +43,7 @@ UV = r"""
 echo "uv $* driver=${UV_CUDA_DRIVER_VERSION:-}" >> "$CALLS"
 [[ ${CODE_OF_UV:-0} == 0 ]] || { echo "uv: ${SAYS:-no route to host}" >&2; exit "$CODE_OF_UV"; }
 build=$(sed 's/.*--torch-backend=\([a-z0-9]*\).*/\1/; s/auto/cu126/' <<< "$*")
+[[ $* == *--dry-run* || ${CODE_OF_DOWNLOAD:-0} == 0 ]] || { echo "uv: $SAYS" >&2; exit "$CODE_OF_DOWNLOAD"; }
 { [[ $* == *--dry-run* ]] && echo " + torch==2.13.0+$build" || echo "UV INSTALLS"; } >&2
 """
 
@@ -265,8 +266,10 @@ def test_the_advice_follows_from_what_pip_says(machine, says, words):
     assert ("network" in advice) == (words == "network and proxy")
 
 
-def test_what_uv_says_is_read_as_well(machine):
-    assert "pip config list" in machine.setup(code=1, CODE_OF_UV="1", SAYS="No solution found")
+@pytest.mark.parametrize("when", ["CODE_OF_UV", "CODE_OF_DOWNLOAD"])
+def test_what_uv_says_is_read_as_well(machine, when):
+    said = machine.setup(code=1, SAYS="No space left on device", **{when: "1"})
+    assert "There is no space left" in said
 
 
 @pytest.mark.parametrize("update", [False, True])
