@@ -241,9 +241,11 @@ class Launcher:
             record_nccl(environment, self.paths)
         environment["PROGRESS_FILE"] = str(folder / "progress")
         environment["LAUNCHER_PID"] = str(os.getpid())  # the trainer ends with its parent
-        environment["PET_SIGNALS_TO_HANDLE"] = (
-            "SIGTERM"  # of torchrun, which would end at a second one
-        )
+        for name in list(environment):
+            if name.startswith("PET_"):  # torchrun's options, which this process gives it
+                del environment[name]
+        # Torchrun would end at a second SIGHUP or SIGINT.
+        environment["PET_SIGNALS_TO_HANDLE"] = "SIGTERM"
         return environment
 
     def build_command(self) -> list[str]:

@@ -48,7 +48,8 @@ class Identity:
         settings = {name: values[name] for name in SHAPES_A_RUN}
         stored = before.get("identity")
         if stored:
-            return cls(stored["id"], settings, stored["adopted"])
+            # Of an edited file, no checkpoint is accepted: that names it.
+            return cls(str(stored.get("id")), settings, stored.get("adopted", []))
         return cls(from_first(uuid.uuid4().hex), settings)
 
     def stored(self) -> dict[str, Any]:

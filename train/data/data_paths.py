@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from record import number_formats
+from record.regular_file import open_regular
 from settings import ROOT
 from settings.config import Config
 from settings.resolve import is_of_preset, show_path
@@ -84,7 +85,8 @@ def fit_vocabulary(c: Config) -> Config:
     if not may_shrink(c):
         return c
     try:
-        size = len(json.loads(tokenizer_path(c).read_bytes())["model"]["vocab"])
+        with open_regular(tokenizer_path(c)) as file:
+            size = len(json.load(file)["model"]["vocab"])
     except (CorpusError, OSError, ValueError, LookupError, TypeError):  # none yet, or damaged
         return c
     return c.replace(vocab_size=min(size, c.vocab_size))
