@@ -31,7 +31,11 @@ def test_a_run_that_starts_from_an_export_begins_where_it_ended(trained, tmp_pat
     folder = run / "export"
     # The run's own settings rule.
     said = export(trained | {"VOCAB_SIZE": "", "N_EMBD": "", "N_LAYER": ""})
-    for words in ("step 6: ", f"from_pretrained('{folder}')", "every weight is the checkpoint's"):
+    for words in (
+        "Verified step 6 of",
+        f"from_pretrained('{folder}')",
+        "every weight is the checkpoint's",
+    ):
         assert words in said
     assert all(f"  {path.name} " in said for path in folder.iterdir())
     model = shutil.copytree(folder, tmp_path / "model")
@@ -40,7 +44,7 @@ def test_a_run_that_starts_from_an_export_begins_where_it_ended(trained, tmp_pat
         "INIT_FROM": str(model),
         "MAX_STEPS": "1",
         "LEARNING_RATE": "1e-9",
-        "MIN_LEARNING_RATE": "1e-10",
+        "MIN_LEARNING_RATE": "2e-10",
         "EVAL_EVERY": "1",
     }
     train(trained | settings)  # on the shards that are there: nothing is prepared again
@@ -59,7 +63,7 @@ def test_a_run_that_starts_from_an_export_begins_where_it_ended(trained, tmp_pat
     export(trained | {"RUNS_DIR": str(tmp_path)})
     card = (other / "export" / "README.md").read_text()
     assert f"weights of others: config.json of sha256 {sums['config.json'][:16]}" in card
-    assert "\nMIN_LEARNING_RATE=1e-10\n" in card
+    assert "\nMIN_LEARNING_RATE=2e-10\n" in card
     assert str(tmp_path) not in card
     assert str(model) not in card
 

@@ -299,7 +299,7 @@ def test_a_run_that_has_fine_tuned_is_read_by_its_export_of_the_newest_step(
     (run.export / "finetuned.json").write_text(json.dumps({"step": 2}))
     with pytest.raises(
         RunFolderError,
-        match=r"its step 3 has not been exported yet\. Run make export RUN_NAME=a-run",
+        match=r"its step 3 has not been exported yet\. Run make export RUNS_DIR=\S+ RUN_NAME=a-run",
     ):
         open_trained(c, ALONE, given=given)
     (run.export / "finetuned.json").write_text(json.dumps({"step": 3}))

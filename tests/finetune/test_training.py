@@ -259,7 +259,7 @@ REFUSED: list[tuple[dict[str, str], int, str]] = [
     (
         {"CHECKPOINT_MODE": "lite", "MAKE_SETTINGS": "CHECKPOINT_MODE", "MAKE_TARGET": "finetune"},
         64,
-        r"CHECKPOINT_MODE \(command line\): Has no effect without LORA_RANK",
+        r"CHECKPOINT_MODE \(command line\): Has no effect with LORA_RANK=0",
     ),
 ]
 

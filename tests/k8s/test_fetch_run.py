@@ -184,7 +184,7 @@ def test_a_second_call_brings_only_what_has_changed(
     code, out, _ = user()
     assert (
         code == 0
-        and "fetched 0 files (7 had not changed); checkpoint step_0002000 was here already: 0 bytes"
+        and "fetched 0 files (7 had not changed); checkpoint step_0002000 was here already: 0 kB"
         in out
     )
     assert {path: path.stat().st_mtime_ns for path in before} == before

@@ -227,7 +227,7 @@ def test_a_pod_gives_every_setting_of_fine_tuning_the_value_that_was_checked_her
         ({"OPTIMIZER": "muon"}, r"OPTIMIZER=muon: not available in fine-tuning"),
         (
             {"CHECKPOINT_MODE": "lite", "MAKE_SETTINGS": "CHECKPOINT_MODE"},
-            r"CHECKPOINT_MODE \(command line\): Has no effect without LORA_RANK",
+            r"CHECKPOINT_MODE \(command line\): Has no effect with LORA_RANK=0",
         ),
     ],
 )

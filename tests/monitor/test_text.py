@@ -16,7 +16,7 @@ def test_a_run_of_this_machine_fact_by_fact() -> None:
         "verdict: failing: it hangs",
         "phase: training for 12:30",
         "step: 300 of 1,200, 25.0%, attempt 1",
-        "tokens: 19,660,800",
+        "tokens: 19.7M",
         "loss: 3.5800 nats/token, median of the last steps 3.6000",
         "validation: 3.9222 nats/token at step 250",
         "speed: 32,768 tokens/s, 80% of the plan's 40,960",

@@ -223,7 +223,7 @@ def test_the_last_word_on_a_run_that_is_done() -> None:
     assert found.word == DONE and found.is_last and not found.is_bad
     # 34,000 of 35,030 s
     assert found.sentence == (
-        "done: 1,000 of 1,000 steps, 524,288,000 tokens; validation loss 2.5000; 97% of 9:43:50 "
+        "done: 1,000 of 1,000 steps, 524M tokens; validation loss 2.5000; 97% of 9:43:50 "
         "was training; on plan, at 94% of its pace"
     )
     bare = of(Seen(NOW, "big", "tiny", (node(0, status=status("done"), progress=None),)))

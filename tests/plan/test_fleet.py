@@ -102,10 +102,10 @@ def test_the_fleet_is_what_the_settings_say(changes: dict[str, object], expected
 def test_an_unknown_card_is_asked_for(cards: str, meant: str) -> None:
     (problem,) = refused(config(cards=cards))
     assert problem.startswith(f"CARDS={cards}: ") and meant in problem
-    words = re.findall(r"[\w-]+", problem.partition("guessed; ")[2])
+    words = re.findall(r"[\w-]+", problem.partition(": unknown GPU ")[2])
     for key in load_gpu_specs():
         assert words.count(key) == 1
-    assert problem.endswith("an entry in hardware/gpus.toml makes another known")
+    assert problem.endswith("add another to hardware/gpus.toml")
 
 
 @pytest.mark.parametrize(
@@ -318,7 +318,7 @@ def test_slices_of_a_gpu_stand_in_its_place() -> None:
     assert seen(listed, ["MIG-2ccc"]) == (f"{A100} MIG 2g.20gb",)
     assert seen(listed, ["1", "0"]) == (H100, f"{A100} MIG 3g.40gb")
     (problem,) = refused(config(), seen(listed, None))
-    assert f"this machine's {A100} MIG 3g.40gb and {A100} MIG 2g.20gb are not known" in problem
+    assert f"this machine has an unknown GPU, {A100} MIG 3g.40gb and {A100} MIG 2g.20gb" in problem
 
 
 def test_a_driver_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

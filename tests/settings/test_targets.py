@@ -215,7 +215,7 @@ def test_of_several_targets_one_must_use_a_setting(root):
 def test_a_module_that_make_did_not_start_does_what_its_target_does(monkeypatch):
     makefile = (ROOT / "Makefile").read_text()
     started = re.findall(
-        r'^([a-z0-9-]+):.*\n\t@"\$\(PY\)" -m scripts.train(.*)$', makefile, re.MULTILINE
+        r"^([a-z0-9-]+):.*\n\t@\$\(PY\) -m scripts.train(.*)$", makefile, re.MULTILINE
     )
     assert len(started) == 5
     for target, words in started:

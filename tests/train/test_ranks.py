@@ -207,8 +207,8 @@ def test_make_stop_before_training_is_a_stop_on_request(tmp_path, data):
     )
     wait_for(tmp_path / "run" / "STATUS.json", '"data"')
     assert "stopped" in status.stop(RunPaths(tmp_path / "run"), patience_s=30)
-    assert process.wait(120) == 75
-    assert status_of(tmp_path) == ("stopped", 75)
+    assert process.wait(120) == 143
+    assert status_of(tmp_path) == ("stopped", 143)
 
 
 def test_the_cause_of_a_failure_is_in_the_log_of_its_rank(tmp_path, data):

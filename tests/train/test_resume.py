@@ -85,7 +85,7 @@ def test_a_run_without_checkpoints_cannot_be_trained_further(trial):
     before = record.read_bytes()
     out = trial.train()
     assert record.read_bytes() == before
-    assert "run run is done: 2 of 2 steps" in out
+    assert "run run stopped at MAX_STEPS=2 of 40" in out
     assert "train it further" not in out
 
 
