@@ -284,7 +284,7 @@ def explain_start(path: Path, start: Start, is_chosen: bool) -> str:
     # Whoever reads these says what is wrong with them.
     is_data = named in ("parquet", "lines") or (named != "" and is_compressed)
     what, remedy = foreign(content, None if start.compression else path)
-    if what and (is_chosen or not (is_data or content.startswith(LFS))):
+    if what and (is_chosen or not (is_data or LFS.match(content))):
         return f"Is {what}. {remedy or 'Get the file again'}."
     if is_data or start.kind == "parquet":
         return ""
