@@ -32,6 +32,7 @@ PAGE = re.compile(
 )
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 START_BYTES = 4096  # of a file, by which it is known
+FIRST_VALUES = 20  # of JSON under another name
 BUFFER_BYTES = 2**20
 DAMAGED = (OSError, EOFError, zlib.error)
 PARQUET = b"PAR1"
@@ -154,22 +155,42 @@ def kind_of(name: str, content: bytes) -> str:
 def is_json(content: bytes) -> bool:
     """Tell whether this is plainly JSON: objects with keys, or an array of texts, arrays or objects.
 
-    Text may begin with a bracket too, and a page with its facts as an object, before the text.
+    Text may begin with a bracket too, and with an object or array before the text. So the first
+    FIRST_VALUES must all be objects or arrays.
     """
     text = content.removeprefix(BYTE_ORDER_MARK).decode(errors="replace").lstrip()
     if not text.startswith(("{", "[")):
         return False
-    try:
-        value, end = json.JSONDecoder().raw_decode(text)
-    except json.JSONDecodeError as error:
-        is_cut = error.msg.startswith("Unterminated string") or error.pos > len(text) - 10
-        is_array = is_cut and len(content) == START_BYTES and re.match(r'\[\s*["\[]', text)
-        return bool(ROW.match(text) or is_array)
-    except (ValueError, RecursionError):
-        return bool(ROW.match(text))
-    first = value[:1] if isinstance(value, list) else [value]
-    is_rows = bool(value) and isinstance(first[0], (str, list, dict))
-    return is_rows and text[end:].lstrip()[:1] in ("", "{", "[", ",")
+    rest = text
+    for number in range(FIRST_VALUES):
+        try:
+            value, end = json.JSONDecoder().raw_decode(rest)
+        except json.JSONDecodeError as error:
+            is_cut = error.msg.startswith("Unterminated string") or error.pos > len(rest) - 10
+            if is_cut and number:
+                return re.match(r'[{\[]\s*(["{\[]|\Z)', rest) is not None
+            is_array = is_cut and len(content) == START_BYTES and re.match(r'\[\s*["\[]', rest)
+            return bool(is_array) or is_damaged_json(rest, is_cut)
+        except (ValueError, RecursionError):
+            return bool(ROW.match(rest))
+        if number == 0:
+            first = value[:1] if isinstance(value, list) else [value]
+            if not value or not isinstance(first[0], (str, list, dict)):
+                return False
+        elif not isinstance(value, (list, dict)):
+            return False
+        rest = rest[end:].lstrip(" \t\r\n,")
+        if not rest:
+            break
+    return True
+
+
+def is_damaged_json(text: str, is_cut: bool) -> bool:
+    """Tell whether this was meant as JSON: it begins like a row, and so does each line after it."""
+    if not ROW.match(text):
+        return False
+    following = text.split("\n")[1:FIRST_VALUES]
+    return is_cut or text[0] == "[" or all(line.lstrip()[:1] in ("", "{") for line in following)
 
 
 def foreign(start: bytes, path: Path | None = None) -> tuple[str, str]:

@@ -366,13 +366,24 @@ def test_rows_that_an_earlier_version_read_as_text_are_prepared_anew(tmp_path):
         "<?xml is a declaration.\n",
         "<!doctype html> is a declaration.\n",
         "<error> at line 3: x < y\n",
+        '{"name": "x", "v": 1}\n\nThat is an object.\n',
+        '{"name": "x", "v": 1}\n{braces} and more.\n',
+        '{"name": "x"}\n{"name": "y"}\nThose were objects.\n',
+        '{"name": "x"}\n{x} is y\n',
+        '{"name": "x"}\n[1] Smith et al.\n',
+        '{\n "title": "x"\n}\n\n[Index](README.md)\n',
+        '["a", "b"]\n["c"] is an array.\n',
+        "{'a': 1, 'b': True}\nprint('x')\n",
+        '{"a": 1, "b": True}\nprint("x")\n',
+        "{\n    'a': 1,\n}\nprint('x')\n",
         "import os,sys\nimport re,json\n\nx = 1\n",
         "Tyger, tyger, burning bright\nIn the forests, of the, night\n",
     ],
 )
-def test_text_that_begins_with_a_bracket_or_has_commas_stays_text(tmp_path, content):
-    write(tmp_path, {"a.md": content.encode()})
-    assert texts(tmp_path / "a.md", tmp_path) == [content]
+def test_text_that_begins_like_something_else_stays_text(tmp_path, content):
+    for name in ("a.md", "a.py", "a.txt", "a"):
+        write(tmp_path, {name: content.encode()})
+        assert texts(tmp_path / name, tmp_path) == [content]
 
 
 TABLE = b"id,text,label\n" + b"".join(b'%d,"a text, of words",x\n' % n for n in range(9))
