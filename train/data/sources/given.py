@@ -46,7 +46,17 @@ HUB = re.compile(
 BYTES_PER_TOKEN = 3.5  # of a vocabulary of a few thousand
 COMPRESSION = 4  # of text in Parquet, gzip and zstd, at most
 # Files that tell of a folder's data and are none of it, unless there are no others.
-ABOUT = re.compile(r"(readme|licen[sc]e|copying|notice|citation)([.-].*)?", re.IGNORECASE)
+LANGUAGE = r"[a-z]{2}([_-][a-z]{2,4})?"
+LICENSE = (
+    r"(mit|apache|[al]?gpl|lesser|lib|bsd|isc|mpl|epl|cc0?(-[a-z]{2})*|unlicense|zlib|ofl|odbl)"
+)
+VERSION = r"([_-]?v?\d[\d.]*)"
+ABOUT = re.compile(
+    rf"(readme([._-]{LANGUAGE})?|notice|citation|"
+    rf"(licen[sc]e|copying)([._-]{LICENSE})?{VERSION}?(-clause)?)"
+    r"(\.(md|markdown|txt|rst|cff|bib))?(\.(gz|zst))?",
+    re.IGNORECASE,
+)
 
 
 def given_source(data: str, name: str) -> Source:
