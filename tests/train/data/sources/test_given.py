@@ -480,6 +480,59 @@ def test_another_column_is_not_taken_where_text_has_a_type_that_is_not_read(
     assert texts(f"{tmp_path / 'a.jsonl'}#url", tmp_path) == ["x"]
 
 
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"document": {"body": "a"}, "title": "x"}, "document: "),
+        ({"doc": "x", "paragraphs": ["a"]}, "paragraphs: list"),
+        ({"name": "x", "n": 1, "input_ids": [1]}, "name: string, n: int"),
+        *(
+            ({name: "x", "n": 1}, f"{name}: string")
+            for name in ("id", "_id", "doc_id", "url", "URI")
+        ),
+        *(({name: "x", "n": 1}, f"{name}: string") for name in ("path", "sha256", "license")),
+        *(({name: "x"}, f"{name}: string") for name in ("filename", "lang", "source", "date")),
+    ],
+    ids=str,
+)
+def test_the_only_column_of_text_is_not_taken_where_it_may_not_be_the_text(
+    tmp_path, suffix, row, said
+):
+    path = tmp_path / f"a.{suffix}"
+    path.write_bytes(encode([row], suffix))
+    message = refusal(texts, path, tmp_path)
+    assert said in message and f"DATA={path}#COLUMN" in message
+    column = next(name for name, cell in row.items() if isinstance(cell, str))
+    assert texts(f"{path}#{column}", tmp_path) == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("cells", "is_read"),
+    [
+        (pa.array([b"a"]), False),
+        (pa.array([b"a"]).dictionary_encode(), False),
+        (pa.array([1], pa.uint8()), True),
+        (pa.array([1.5], pa.float16()), True),
+        (pa.array([True]), True),
+        (pa.array([None]), True),
+        (pa.array([""]), True),
+        (pa.array([""]).dictionary_encode(), True),
+        (pa.array([1], pa.decimal128(5, 2)), True),
+        (pa.array([1], pa.timestamp("us", "UTC")), True),
+        (pa.array([1], pa.date32()), True),
+    ],
+    ids=str,
+)
+def test_columns_of_numbers_and_times_leave_the_only_text_plain(tmp_path, cells, is_read):
+    path = tmp_path / "a.parquet"
+    path.write_bytes(encode(pa.table({"raw_content": cells, "story": ["x"]}), "parquet"))
+    if is_read:
+        assert texts(path, tmp_path) == ["x"]
+    else:
+        assert "raw_content: " in refusal(texts, path, tmp_path)
+
+
 EMPTY = {
     "a.parquet": encode(pa.table({"text": pa.array([], pa.string())}), "parquet"),
     "b.parquet": encode(pa.table({}), "parquet"),
@@ -512,6 +565,22 @@ def test_a_readme_is_data_only_where_it_is_all_there_is(tmp_path, caplog):
     assert found == ["rows", *(row["text"] for row in ROWS)]
     assert "(3): 3 README or LICENSE" in caplog.text
     assert texts(tmp_path / "in" / "README.md", tmp_path) == ["# about"]
+
+
+@pytest.mark.parametrize(
+    ("names", "is_about"),
+    [
+        ("README readme.txt README.md README.rst README.de.md README_zh-CN.md README.md.gz", True),
+        ("LICENSE LICENCE.txt LICENSE-MIT LICENSE.Apache-2.0 LICENSE-2.0.txt COPYING.LESSER", True),
+        ("LICENSE-BSD-3-Clause.txt LICENSE-CC-BY-SA-4.0 COPYING NOTICE.txt CITATION.cff", True),
+        ("citation-needed.txt notice.of.meeting.txt license-to-kill.txt readme-first.md", False),
+        ("readme.and.weep.txt copying-machines.txt LICENSE.plate.txt notices.txt", False),
+    ],
+)
+def test_a_text_is_no_readme_or_license_for_how_its_name_begins(tmp_path, names, is_about):
+    found = {name: name.encode() for name in names.split()}
+    folder = write(tmp_path / "in", {**found, "story.txt": b"text"})
+    assert len(list_files(str(folder))[0]) == 1 + (0 if is_about else len(found))
 
 
 def test_a_folder_that_cannot_be_listed_is_refused(tmp_path, monkeypatch):
