@@ -232,16 +232,22 @@ def wide_encoding(start: bytes) -> str:
 
 
 def is_table(content: bytes) -> bool:
-    """Tell whether this is plainly a table: headings, and the same number of cells in each line."""
+    """Tell whether this is plainly a table: headings, and the same number of cells in each line.
+
+    The first heading may be empty, above the numbers of rows, as pandas writes them.
+    """
     lines = content.removeprefix(BYTE_ORDER_MARK).decode(errors="replace").splitlines()
     for mark in ",;\t|":
         headings = lines[0].split(mark) if lines else []
-        if len(headings) > 1 and all(map(HEADING.fullmatch, headings)):
+        numbered = headings[:1] == [""]
+        if len(headings) > 1 and all(map(HEADING.fullmatch, headings[numbered:])):
             rows = list(csv.reader(lines, delimiter=mark))
             if len(content) == START_BYTES:
                 last = rows.pop()  # it may be cut
-                rows += [headings] * (1 < len(last) <= len(headings))
-            return len(rows) > 1 and all(len(row) == len(headings) for row in rows)
+                rows += [last[:1] + headings[1:]] * (1 < len(last) <= len(headings))
+            is_numbered = all(row and row[0].isdigit() for row in rows[1:])
+            is_even = all(len(row) == len(headings) for row in rows)
+            return len(rows) > 1 and is_even and (is_numbered or not numbered)
     return False
 
 

@@ -378,6 +378,9 @@ def test_rows_that_an_earlier_version_read_as_text_are_prepared_anew(tmp_path):
         "{\n    'a': 1,\n}\nprint('x')\n",
         "import os,sys\nimport re,json\n\nx = 1\n",
         "Tyger, tyger, burning bright\nIn the forests, of the, night\n",
+        "\tindented\n\ttext\n",
+        "|a|b\n|-|-\n|1|2\n",
+        ",comma\nfirst,words\n",
     ],
 )
 def test_text_that_begins_like_something_else_stays_text(tmp_path, content):
@@ -406,6 +409,9 @@ TABLE = b"id,text,label\n" + b"".join(b'%d,"a text, of words",x\n' % n for n in 
         (b"\xff\xff\xff\xff\x10", "Parquet"),
         (TABLE, "a table"),
         (TABLE.replace(b",", b"\t"), "a table"),
+        (b",text\n0,hello\n", "a table"),
+        (b"\ttext\tn\n0\thello\t1\n1\tbye\t2\n", "a table"),
+        (b",text\n0,%s\n" % (b"word " * 2000), "a table"),
         (b"id,text\n1,%s\n" % (b"word " * 2000), "a table"),
         ("text".encode("utf-16"), "iconv -f utf-16 -t utf-8 '"),
         ("text\n".encode("utf-16-le"), "iconv -f utf-16le -t utf-8 '"),
