@@ -23,13 +23,20 @@ HASHES: dict[str, Any] = {
     "xxh3": xxhash.xxh3_128,
 }
 
-LFS = b"version https://git-lfs"
-PAGES = (b"<!doctype", b"<html", b"<head", b"<body", b"<?xml", b"<error")
+LFS = re.compile(rb"version https://git-lfs\S*\s+(ext-\S+ \S+\s+)*oid \w+:")
+# Of the web, or an error in XML: tags follow each other, or the file ends with the one that closes it.
+PAGE = re.compile(
+    rb"<!doctype\s[^>]*>[ \t\r]*(<|\n|\Z)|"
+    rb"(<\?xml\s[^>]*>|<(html|head|body|error)(\s[^>]*)?>)(\s*(<|\Z)|.*</(html|head|body|error)>\s*\Z)",
+    re.IGNORECASE | re.DOTALL,
+)
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 START_BYTES = 4096  # of a file, by which it is known
+FIRST_VALUES = 20  # of JSON under another name
 BUFFER_BYTES = 2**20
 DAMAGED = (OSError, EOFError, zlib.error)
 PARQUET = b"PAR1"
+PARQUET_START = re.compile(rb"PAR1[\0-\x08\x0e-\x1f]")
 
 TEXT_KINDS = {
     ".jsonl": "lines",
@@ -47,25 +54,26 @@ for suffix, kind in TEXT_KINDS.items():
 IMAGE = ("an image", "Leave it out")
 ARCHIVE = ("an archive", "Unpack it")
 ARROW = ("Arrow", "Convert it to Parquet, for example with to_parquet of datasets or pandas")
-# What files that are no text begin with, what they are, and what to do.
+# What files that are no text begin with, what they are, and what to do. Text begins with none of these:
+# what looks like text goes on up to what does not.
 BINARY = {
-    b"%PDF-": ("a PDF", "Extract its text, for example with pdftotext"),
-    b"PK\x03\x04": ("a zip archive or an office document", "Unpack it, or save it as plain text"),
-    b"\xd0\xcf\x11\xe0": ("an office document", "Save it as plain text"),
-    b"{\\rtf": ("a document in rich text format", "Save it as plain text"),
-    b"\x89PNG": IMAGE,
-    b"\xff\xd8\xff": IMAGE,
-    b"GIF8": IMAGE,
-    b"II*\0": IMAGE,
-    b"MM\0*": IMAGE,
-    b"BZh": ARCHIVE,
-    b"\xfd7zXZ": ARCHIVE,
-    b"7z\xbc\xaf": ARCHIVE,
-    b"Rar!": ARCHIVE,
-    b"ARROW1": ARROW,
-    b"FEA1": ARROW,
-    b"\xff\xff\xff\xff": ARROW,
-    b"SQLite format 3": ("a database", "Export its text as JSON lines"),
+    rb"%PDF-\d\.\d *[\r\n%]": ("a PDF", "Extract its text, for example with pdftotext"),
+    rb"PK\x03\x04": ("a zip archive or an office document", "Unpack it, or save it as plain text"),
+    rb"\xd0\xcf\x11\xe0": ("an office document", "Save it as plain text"),
+    rb"\{\\rtf\d?\s*[\\{]": ("a document in rich text format", "Save it as plain text"),
+    rb"\x89PNG": IMAGE,
+    rb"\xff\xd8\xff": IMAGE,
+    rb"GIF8[79]a.{0,6}\0": IMAGE,
+    rb"II\*\0": IMAGE,
+    rb"MM\0\*": IMAGE,
+    rb"BZh[1-9](1AY&SY|\x17\x72\x45\x38\x50\x90)": ARCHIVE,
+    rb"\xfd7zXZ": ARCHIVE,
+    rb"7z\xbc\xaf": ARCHIVE,
+    rb"Rar!\x1a\x07": ARCHIVE,
+    rb"ARROW1\0": ARROW,
+    rb"FEA1\0": ARROW,
+    rb"\xff{4}": ARROW,
+    rb"SQLite format 3\0": ("a database", "Export its text as JSON lines"),
 }
 TAR = slice(257, 262)  # where a tar archive says what it is
 TABLE = ("a table", "Convert it to JSON lines")
@@ -136,7 +144,7 @@ def open_stream(path: Path, compression: str) -> BinaryIO:
 
 def kind_of(name: str, content: bytes) -> str:
     """Return how a file that begins like this is read."""
-    if content.startswith(PARQUET):
+    if PARQUET_START.match(content):
         return "parquet"
     named = format_of(name)
     if named in ("", "text"):
@@ -147,22 +155,42 @@ def kind_of(name: str, content: bytes) -> str:
 def is_json(content: bytes) -> bool:
     """Tell whether this is plainly JSON: objects with keys, or an array of texts, arrays or objects.
 
-    Text may begin with a bracket too, and a page with its facts as an object, before the text.
+    Text may begin with a bracket too, and with an object or array before the text. So the first
+    FIRST_VALUES must all be objects or arrays.
     """
     text = content.removeprefix(BYTE_ORDER_MARK).decode(errors="replace").lstrip()
     if not text.startswith(("{", "[")):
         return False
-    try:
-        value, end = json.JSONDecoder().raw_decode(text)
-    except json.JSONDecodeError as error:
-        is_cut = error.msg.startswith("Unterminated string") or error.pos > len(text) - 10
-        is_array = is_cut and len(content) == START_BYTES and re.match(r'\[\s*["\[]', text)
-        return bool(ROW.match(text) or is_array)
-    except (ValueError, RecursionError):
-        return bool(ROW.match(text))
-    first = value[:1] if isinstance(value, list) else [value]
-    is_rows = bool(value) and isinstance(first[0], (str, list, dict))
-    return is_rows and text[end:].lstrip()[:1] in ("", "{", "[", ",")
+    rest = text
+    for number in range(FIRST_VALUES):
+        try:
+            value, end = json.JSONDecoder().raw_decode(rest)
+        except json.JSONDecodeError as error:
+            is_cut = error.msg.startswith("Unterminated string") or error.pos > len(rest) - 10
+            if is_cut and number:
+                return re.match(r'[{\[]\s*(["{\[]|\Z)', rest) is not None
+            is_array = is_cut and len(content) == START_BYTES and re.match(r'\[\s*["\[]', rest)
+            return bool(is_array) or is_damaged_json(rest, is_cut)
+        except (ValueError, RecursionError):
+            return bool(ROW.match(rest))
+        if number == 0:
+            first = value[:1] if isinstance(value, list) else [value]
+            if not value or not isinstance(first[0], (str, list, dict)):
+                return False
+        elif not isinstance(value, (list, dict)):
+            return False
+        rest = rest[end:].lstrip(" \t\r\n,")
+        if not rest:
+            break
+    return True
+
+
+def is_damaged_json(text: str, is_cut: bool) -> bool:
+    """Tell whether this was meant as JSON: it begins like a row, and so does each line after it."""
+    if not ROW.match(text):
+        return False
+    following = text.split("\n")[1:FIRST_VALUES]
+    return is_cut or text[0] == "[" or all(line.lstrip()[:1] in ("", "{") for line in following)
 
 
 def foreign(start: bytes, path: Path | None = None) -> tuple[str, str]:
@@ -170,14 +198,14 @@ def foreign(start: bytes, path: Path | None = None) -> tuple[str, str]:
 
     path: where these bytes lie as they are. ("", "") for any other file.
     """
-    if start.startswith(LFS):
+    if LFS.match(start):
         return "a git-lfs pointer, not the file that it stands for", ""
-    if start.lstrip(BYTE_ORDER_MARK + b" \t\r\n").lower().startswith(PAGES):
+    if PAGE.match(start.lstrip(BYTE_ORDER_MARK + b" \t\r\n")):
         return "a web or error page", ""
     for magic, found in BINARY.items():
-        if start.startswith(magic):
+        if re.match(magic, start, re.DOTALL):
             return found
-    if start[TAR] == b"ustar":
+    if start[TAR] == b"ustar" and b"\0" in start[: TAR.start]:
         return ARCHIVE
     encoding = wide_encoding(start)
     if not encoding:
@@ -204,16 +232,22 @@ def wide_encoding(start: bytes) -> str:
 
 
 def is_table(content: bytes) -> bool:
-    """Tell whether this is plainly a table: headings, and the same number of cells in each line."""
+    """Tell whether this is plainly a table: headings, and the same number of cells in each line.
+
+    The first heading may be empty, above the numbers of rows, as pandas writes them.
+    """
     lines = content.removeprefix(BYTE_ORDER_MARK).decode(errors="replace").splitlines()
     for mark in ",;\t|":
         headings = lines[0].split(mark) if lines else []
-        if len(headings) > 1 and all(map(HEADING.fullmatch, headings)):
+        numbered = headings[:1] == [""]
+        if len(headings) > 1 and all(map(HEADING.fullmatch, headings[numbered:])):
             rows = list(csv.reader(lines, delimiter=mark))
             if len(content) == START_BYTES:
                 last = rows.pop()  # it may be cut
-                rows += [headings] * (1 < len(last) <= len(headings))
-            return len(rows) > 1 and all(len(row) == len(headings) for row in rows)
+                rows += [last[:1] + headings[1:]] * (1 < len(last) <= len(headings))
+            is_numbered = all(row and row[0].isdigit() for row in rows[1:])
+            is_even = all(len(row) == len(headings) for row in rows)
+            return len(rows) > 1 and is_even and (is_numbered or not numbered)
     return False
 
 

@@ -213,6 +213,15 @@ TEXT_COLUMNS = ("text", "content")
 FIRST_ROWS = 100  # by which the column is chosen
 CONVERSATIONS = {MESSAGES, "conversations", "conversation"}
 ANSWERS = {"answer", "completion", "response", "output", "chosen"}
+# Types, of Arrow or Python, that may stand beside the only text; and columns that name a row.
+PLAIN = re.compile(
+    r"u?int\d*|halffloat|float|double|bool|null|(decimal|date|time|duration).*|"
+    r"(dictionary<values=)?(large_)?string.*"
+)
+IDENTIFIER = re.compile(
+    r"(.*_)?(id|ur[il]|path|hash)|u?uid|guid|file_?(name)?|sha(_?\d+\w*)?|licen[sc]e|lang|language|source|date",
+    re.IGNORECASE,
+)
 
 
 @dataclasses.dataclass
@@ -242,7 +251,8 @@ def find_text_column(path: Path, name: str, place: str) -> str:
         place: DATA without its column, for what to do.
 
     Raises:
-        Broken: no column holds text, or several do and none is called as text is.
+        Broken: no column holds text, or several do and none is called as text is. Or it is not plain
+            that the only one is the text: it names the row, or another has a type that is not read.
     """
     found = measure_columns(path, name)
     sizes = found.sizes
@@ -275,6 +285,13 @@ def find_text_column(path: Path, name: str, place: str) -> str:
         raise Broken(
             f"has several columns of text ({', '.join(texts)})",
             f"Choose one: DATA={place}#{texts[0]}",
+        )
+    others = [kind for column, kind in found.kinds.items() if column != texts[0]]
+    if IDENTIFIER.fullmatch(texts[0]) or not all(map(PLAIN.fullmatch, others)):
+        types = ", ".join(f"{column}: {found.kinds.get(column, 'string')}" for column in sizes)
+        raise Broken(
+            f"has no column that is plainly its text ({types})",
+            f"Name the one that is, or convert it to text: DATA={place}#COLUMN",
         )
     return texts[0]
 
@@ -312,7 +329,8 @@ def measure_cells(row: dict[str, Any], found: Columns) -> None:
             found.sizes[column] = (found.sizes.get(column) or 0) + len(cell or "")
         else:
             found.sizes.setdefault(column, None)
-            found.kinds.setdefault(column, type(cell).__name__)
+            if PLAIN.fullmatch(found.kinds.get(column, "null")):
+                found.kinds[column] = type(cell).__name__
 
 
 # ---- JSON

@@ -46,7 +46,17 @@ HUB = re.compile(
 BYTES_PER_TOKEN = 3.5  # of a vocabulary of a few thousand
 COMPRESSION = 4  # of text in Parquet, gzip and zstd, at most
 # Files that tell of a folder's data and are none of it, unless there are no others.
-ABOUT = re.compile(r"(readme|licen[sc]e|copying|notice|citation)([.-].*)?", re.IGNORECASE)
+LANGUAGE = r"[a-z]{2}([_-][a-z]{2,4})?"
+LICENSE = (
+    r"(mit|apache|[al]?gpl|lesser|lib|bsd|isc|mpl|epl|cc0?(-[a-z]{2})*|unlicense|zlib|ofl|odbl)"
+)
+VERSION = r"([_-]?v?\d[\d.]*)"
+ABOUT = re.compile(
+    rf"(readme([._-]{LANGUAGE})?|notice|citation|"
+    rf"(licen[sc]e|copying)([._-]{LICENSE})?{VERSION}?(-clause)?)"
+    r"(\.(md|markdown|txt|rst|cff|bib))?(\.(gz|zst))?",
+    re.IGNORECASE,
+)
 
 
 def given_source(data: str, name: str) -> Source:
@@ -284,7 +294,7 @@ def explain_start(path: Path, start: Start, is_chosen: bool) -> str:
     # Whoever reads these says what is wrong with them.
     is_data = named in ("parquet", "lines") or (named != "" and is_compressed)
     what, remedy = foreign(content, None if start.compression else path)
-    if what and (is_chosen or not (is_data or content.startswith(LFS))):
+    if what and (is_chosen or not (is_data or LFS.match(content))):
         return f"Is {what}. {remedy or 'Get the file again'}."
     if is_data or start.kind == "parquet":
         return ""

@@ -347,13 +347,46 @@ def test_rows_that_an_earlier_version_read_as_text_are_prepared_anew(tmp_path):
         "{\\bf TeX}\n",
         "{{ page }}\n",
         '{"a", 1},\n{"b", 2},\n',
+        "BZhang is a name.\n",
+        "Rar! said the lion.\n",
+        "7z is a format.\n",
+        "GIF89a is an image format.\n",
+        "II* is not MM.\n",
+        "%PDF-1.7 is a version.\n",
+        "{\\rtf is a group.\n",
+        "ARROW1 and FEA1 are magic.\n",
+        "FEA1 is magic.\n",
+        "PAR1 is magic.\n",
+        "SQLite format 3 is a format.\n",
+        "version https://git-lfs.github.com is an address.\n",
+        f"{'x' * 257}ustar\n",
+        "<Header note>\n",
+        "<body language> is a play.\n",
+        "<html> is a tag that <head> follows.\n",
+        "<?xml is a declaration.\n",
+        "<!doctype html> is a declaration.\n",
+        "<error> at line 3: x < y\n",
+        '{"name": "x", "v": 1}\n\nThat is an object.\n',
+        '{"name": "x", "v": 1}\n{braces} and more.\n',
+        '{"name": "x"}\n{"name": "y"}\nThose were objects.\n',
+        '{"name": "x"}\n{x} is y\n',
+        '{"name": "x"}\n[1] Smith et al.\n',
+        '{\n "title": "x"\n}\n\n[Index](README.md)\n',
+        '["a", "b"]\n["c"] is an array.\n',
+        "{'a': 1, 'b': True}\nprint('x')\n",
+        '{"a": 1, "b": True}\nprint("x")\n',
+        "{\n    'a': 1,\n}\nprint('x')\n",
         "import os,sys\nimport re,json\n\nx = 1\n",
         "Tyger, tyger, burning bright\nIn the forests, of the, night\n",
+        "\tindented\n\ttext\n",
+        "|a|b\n|-|-\n|1|2\n",
+        ",comma\nfirst,words\n",
     ],
 )
-def test_text_that_begins_with_a_bracket_or_has_commas_stays_text(tmp_path, content):
-    write(tmp_path, {"a.md": content.encode()})
-    assert texts(tmp_path / "a.md", tmp_path) == [content]
+def test_text_that_begins_like_something_else_stays_text(tmp_path, content):
+    for name in ("a.md", "a.py", "a.txt", "a"):
+        write(tmp_path, {name: content.encode()})
+        assert texts(tmp_path / name, tmp_path) == [content]
 
 
 TABLE = b"id,text,label\n" + b"".join(b'%d,"a text, of words",x\n' % n for n in range(9))
@@ -371,16 +404,24 @@ TABLE = b"id,text,label\n" + b"".join(b'%d,"a text, of words",x\n' % n for n in 
         (b"\xff\xd8\xff\xe0", "an image"),
         (b"a.txt".ljust(257, b"\0") + b"ustar", "an archive"),
         (compress(b"a.txt".ljust(257, b"\0") + b"ustar", "gz"), "an archive"),
-        (b"BZh91AY", "an archive"),
+        (b"BZh91AY&SY", "an archive"),
         (b"ARROW1\0\0", "Parquet"),
         (b"\xff\xff\xff\xff\x10", "Parquet"),
         (TABLE, "a table"),
         (TABLE.replace(b",", b"\t"), "a table"),
+        (b",text\n0,hello\n", "a table"),
+        (b"\ttext\tn\n0\thello\t1\n1\tbye\t2\n", "a table"),
+        (b",text\n0,%s\n" % (b"word " * 2000), "a table"),
         (b"id,text\n1,%s\n" % (b"word " * 2000), "a table"),
         ("text".encode("utf-16"), "iconv -f utf-16 -t utf-8 '"),
         ("text\n".encode("utf-16-le"), "iconv -f utf-16le -t utf-8 '"),
         ("text\n".encode("utf-16-be"), "iconv -f utf-16be -t utf-8 '"),
         (b"<html><body>404", "a web or error page"),
+        (b"<body>Not found</body>\n", "a web or error page"),
+        (b'<html lang="en">\n<head>', "a web or error page"),
+        (b"<Error><Code>AccessDenied", "a web or error page"),
+        (b"Rar!\x1a\x07\x01\0", "an archive"),
+        (b"GIF89a\x10\0\x10\0\x80\0\0", "an image"),
     ],
 )
 def test_what_no_person_would_call_text_is_refused_by_name_and_left_out_of_a_folder(
@@ -445,6 +486,59 @@ def test_another_column_is_not_taken_where_text_has_a_type_that_is_not_read(
     assert texts(f"{tmp_path / 'a.jsonl'}#url", tmp_path) == ["x"]
 
 
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"document": {"body": "a"}, "title": "x"}, "document: "),
+        ({"doc": "x", "paragraphs": ["a"]}, "paragraphs: list"),
+        ({"name": "x", "n": 1, "input_ids": [1]}, "name: string, n: int"),
+        *(
+            ({name: "x", "n": 1}, f"{name}: string")
+            for name in ("id", "_id", "doc_id", "url", "URI")
+        ),
+        *(({name: "x", "n": 1}, f"{name}: string") for name in ("path", "sha256", "license")),
+        *(({name: "x"}, f"{name}: string") for name in ("filename", "lang", "source", "date")),
+    ],
+    ids=str,
+)
+def test_the_only_column_of_text_is_not_taken_where_it_may_not_be_the_text(
+    tmp_path, suffix, row, said
+):
+    path = tmp_path / f"a.{suffix}"
+    path.write_bytes(encode([row], suffix))
+    message = refusal(texts, path, tmp_path)
+    assert said in message and f"DATA={path}#COLUMN" in message
+    column = next(name for name, cell in row.items() if isinstance(cell, str))
+    assert texts(f"{path}#{column}", tmp_path) == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("cells", "is_read"),
+    [
+        (pa.array([b"a"]), False),
+        (pa.array([b"a"]).dictionary_encode(), False),
+        (pa.array([1], pa.uint8()), True),
+        (pa.array([1.5], pa.float16()), True),
+        (pa.array([True]), True),
+        (pa.array([None]), True),
+        (pa.array([""]), True),
+        (pa.array([""]).dictionary_encode(), True),
+        (pa.array([1], pa.decimal128(5, 2)), True),
+        (pa.array([1], pa.timestamp("us", "UTC")), True),
+        (pa.array([1], pa.date32()), True),
+    ],
+    ids=str,
+)
+def test_columns_of_numbers_and_times_leave_the_only_text_plain(tmp_path, cells, is_read):
+    path = tmp_path / "a.parquet"
+    path.write_bytes(encode(pa.table({"raw_content": cells, "story": ["x"]}), "parquet"))
+    if is_read:
+        assert texts(path, tmp_path) == ["x"]
+    else:
+        assert "raw_content: " in refusal(texts, path, tmp_path)
+
+
 EMPTY = {
     "a.parquet": encode(pa.table({"text": pa.array([], pa.string())}), "parquet"),
     "b.parquet": encode(pa.table({}), "parquet"),
@@ -477,6 +571,22 @@ def test_a_readme_is_data_only_where_it_is_all_there_is(tmp_path, caplog):
     assert found == ["rows", *(row["text"] for row in ROWS)]
     assert "(3): 3 README or LICENSE" in caplog.text
     assert texts(tmp_path / "in" / "README.md", tmp_path) == ["# about"]
+
+
+@pytest.mark.parametrize(
+    ("names", "is_about"),
+    [
+        ("README readme.txt README.md README.rst README.de.md README_zh-CN.md README.md.gz", True),
+        ("LICENSE LICENCE.txt LICENSE-MIT LICENSE.Apache-2.0 LICENSE-2.0.txt COPYING.LESSER", True),
+        ("LICENSE-BSD-3-Clause.txt LICENSE-CC-BY-SA-4.0 COPYING NOTICE.txt CITATION.cff", True),
+        ("citation-needed.txt notice.of.meeting.txt license-to-kill.txt readme-first.md", False),
+        ("readme.and.weep.txt copying-machines.txt LICENSE.plate.txt notices.txt", False),
+    ],
+)
+def test_a_text_is_no_readme_or_license_for_how_its_name_begins(tmp_path, names, is_about):
+    found = {name: name.encode() for name in names.split()}
+    folder = write(tmp_path / "in", {**found, "story.txt": b"text"})
+    assert len(list_files(str(folder))[0]) == 1 + (0 if is_about else len(found))
 
 
 def test_a_folder_that_cannot_be_listed_is_refused(tmp_path, monkeypatch):
