@@ -195,10 +195,16 @@ def describe(paths: RunPaths) -> str:
         return f"{name} {stage or 'not started'}"
     phase = stage or str(state.get("phase", "?"))
     over = bool(stage) or phase in OVER
-    if not over and state.get("host") == socket.gethostname() and not is_locked(paths.lock):
-        phase = f"killed while {phase}"
-    if phase == "done" and state.get("horizon", 0) > state.get("last_step", 0):
-        phase = f"stopped at MAX_STEPS={state['last_step']} of {state['horizon']},"
+    if not over and state.get("host") == socket.gethostname():
+        if not is_locked(paths.lock):
+            phase = f"killed while {phase}"
+        elif phase != "training" and is_number(state.get("since")):  # it has no heartbeat
+            phase += f" for {duration(time.time() - state['since'])},"
+            over = True
+    last_step = state.get("last_step", 0)
+    is_all = phase == "done" or (phase == "stopped" and state.get("step") == last_step)
+    if is_all and state.get("horizon", 0) > last_step:
+        phase = f"stopped at MAX_STEPS={last_step} of {state['horizon']},"
     return line_of(paths.name, state, phase, over, time.time()) + remark
 
 

@@ -302,7 +302,9 @@ def test_ctrl_c_is_not_blamed_on_the_network(machine):
 
 
 def test_ctrl_c_while_python_makes_the_environment_shows_no_traceback(machine):
-    process = machine.start("scripts/setup.sh", PAUSE="import time; open('venv', 'w'); time.sleep(60)")
+    process = machine.start(
+        "scripts/setup.sh", PAUSE="import time; open('venv', 'w'); time.sleep(60)"
+    )
     wait_until((machine.root / "venv").exists, 60)
     os.killpg(process.pid, signal.SIGINT)
     _, text = process.communicate(timeout=120)
