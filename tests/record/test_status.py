@@ -433,6 +433,19 @@ def test_a_target_without_a_run_says_why(
     assert words.format(folder=paths.folder.parent) in capsys.readouterr().err
 
 
+def test_a_run_in_the_background_that_was_refused_shows_its_last_words(paths, capsys):
+    paths.console_log.write_text("one\ntwo\n\x1b[2Jthree\n\nDATA=x: no such file\n")
+    assert status.main(["status"], paths) == 0
+    first, *words = capsys.readouterr().out.splitlines()
+    assert first.split() == [paths.name, "ended", "before", "training"]
+    assert [word.strip() for word in words] == ["two", r"\x1b[2Jthree", "DATA=x: no such file"]
+    with open(paths.lock, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the trainer has just started
+        assert describe(paths) == "not started" and status.describe_end(paths) == ""
+    write_status(paths)
+    assert status.describe_end(paths) == ""
+
+
 def test_a_run_that_max_steps_ended_is_not_called_done(paths):
     for phase in ("done", "stopped"):  # or it was started again, and stopped at once
         write_status(paths, phase=phase, step=20, last_step=20, horizon=977)
