@@ -61,6 +61,7 @@ def main() -> int:
         runs = read_runs(config.runs, runs_dir)
         groups = group_runs(runs)
         comparison = compare(groups)
+        lines = next(read_lines(groups, ("tokens", "step"), is_range=True), None)  # of a figure
         if config.json:
             sys.stdout.write(json.dumps(asdict(comparison), indent=1) + "\n")
         else:
@@ -70,10 +71,10 @@ def main() -> int:
             picture = page.with_suffix(".png")
             write_figure(picture, runs)
             write_page(page, runs, picture.read_bytes(), comparison)
-            paper = "" if config.figure else ". For a paper: FIGURE=loss.pdf"
+            is_offered = lines is not None and not config.figure
+            paper = ". For a paper: FIGURE=loss.pdf" if is_offered else ""
             sys.stdout.write(f"Curves: {show_path(page)}{paper}\n")
         if config.figure:
-            lines = next(read_lines(groups, ("tokens", "step"), is_range=True), None)
             if lines is None:
                 raise RunError(f"No figure was written. {NOTHING}")
             write_paper_figure(ROOT / config.figure, lines)

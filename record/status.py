@@ -52,6 +52,7 @@ LONGEST_WHY = 300  # characters
 KNOWN = ("step", "loss", "val_loss", "step_s", "save_s")
 LAST_BYTES = 2**20  # of a record: some thousand steps
 DOCUMENTS = 8  # of a skipped step that are shown
+LAST_WORDS = 3  # lines
 LINE = 200  # characters of each
 
 
@@ -176,7 +177,7 @@ def is_run(paths: RunPaths) -> bool:
     """Return whether a folder is that of a run, or of somebody who lets nobody look into it."""
     if not paths.folder.is_dir():
         return False
-    files = (paths.status, paths.metrics, paths.config)
+    files = (paths.status, paths.metrics, paths.config, paths.console_log)
     return is_closed(paths) or any(map(os.path.lexists, files)) or has_job(paths)
 
 
@@ -192,14 +193,35 @@ def describe(paths: RunPaths) -> str:
     state, remark = look_up(paths)
     stage = read_stage(paths)
     if not state:
-        return f"{name} {stage or 'not started'}"
+        has_ended = has_words(paths) and not is_at_work(paths)
+        return f"{name} {stage or ('ended before training' if has_ended else 'not started')}"
     phase = stage or str(state.get("phase", "?"))
     over = bool(stage) or phase in OVER
-    if not over and state.get("host") == socket.gethostname() and not is_locked(paths.lock):
-        phase = f"killed while {phase}"
-    if phase == "done" and state.get("horizon", 0) > state.get("last_step", 0):
-        phase = f"stopped at MAX_STEPS={state['last_step']} of {state['horizon']},"
+    if not over and state.get("host") == socket.gethostname():
+        if not is_locked(paths.lock):
+            phase = f"killed while {phase}"
+        elif phase != "training" and is_number(state.get("since")):  # it has no heartbeat
+            phase += f" for {duration(time.time() - state['since'])},"
+            over = True
+    last_step = state.get("last_step", 0)
+    is_all = phase == "done" or (phase == "stopped" and state.get("step") == last_step)
+    if is_all and state.get("horizon", 0) > last_step:
+        phase = f"stopped at MAX_STEPS={last_step} of {state['horizon']},"
     return line_of(paths.name, state, phase, over, time.time()) + remark
+
+
+def has_words(paths: RunPaths) -> bool:
+    """Return whether a run in the background has said anything."""
+    return paths.console_log.is_file() and paths.console_log.stat().st_size > 0
+
+
+def describe_end(paths: RunPaths) -> str:
+    """Return lines with the last words of a run in the background that ended before training; else ""."""
+    if look_up(paths)[0] or is_at_work(paths) or not has_words(paths):
+        return ""
+    lines = paths.console_log.read_text(errors="replace").split("\n")
+    words = [make_printable(line) for line in lines if line.strip()]
+    return "".join(f"\n{'':30} {line}" for line in words[-LAST_WORDS:])
 
 
 def look_up(paths: RunPaths) -> tuple[dict[str, Any], str]:
@@ -380,7 +402,8 @@ def main(argv: list[str], run: RunPaths | None = None) -> int:
         elif argv == ["stop"]:
             text = stop(paths)
         else:
-            text = describe(paths) + describe_skip(paths) + describe_wandb(paths)
+            text = describe(paths) + describe_end(paths) + describe_skip(paths)
+            text += describe_wandb(paths)
     except (SettingsError, RunFolderError, StopError) as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code

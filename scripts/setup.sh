@@ -140,14 +140,15 @@ pip_install() {  # what a lock file pins; without pip's remarks on folders in it
 }
 
 install_base() {
-  local sum found update
+  local sum found update words
   sum=$(digest "${BASE[@]}")  # now: the files may change meanwhile
   if [[ -x $VENV/bin/python && -f $VENV/.ready ]]; then
     update=yes
     rm -f "$VENV/.ready" "$VENV"/.ready-*
   else
     find -H "$VENV" -mindepth 1 -maxdepth 1 ! -name .setup.lock -exec rm -rf {} +
-    "$python" -m venv "$VENV" || die 78 "$python -m venv failed, see above." \
+    # Its words are held back: at Ctrl-C they are a traceback.
+    words=$("$python" -m venv "$VENV" 2>&1) || die 78 "$python -m venv failed: $words." \
       "If it could not make a link, set VENV to a folder on another disk"
   fi
   pip_install requirements/base.txt

@@ -19,7 +19,7 @@ from settings.declare import format_value
 from settings.resolve import resolve, set_target
 from train.children import Children, complain, say
 from train.launcher import NOTHING_TRAINED
-from train.start_node import FINETUNE, PRETRAIN, STOPPED_EARLY, Node, Workload
+from train.start_node import FINETUNE, PRETRAIN, Node, Workload
 
 DEFAULTS = {
     "finetune": targets.TARGET_DEFAULTS["finetune"],
@@ -72,7 +72,7 @@ def start(words: list[str], node: Node) -> int:
     if code == DONE:
         code = before_run.main([node.workload.name])
     if code == DONE and node.children.stop_requested:
-        say(STOPPED_EARLY)
+        node.say_stopped()
         code = INTERRUPTED
     if code != DONE:
         return code

@@ -94,6 +94,8 @@ def resolve(
         stored = read_run_config(root / place).get("settings", {})
         named, _ = parse(explicit)
         run = give(list_lasting(stored, named), place)
+        if "CARDS" in explicit:  # the plan is of other processes: one for each card
+            run.pop("NPROC", None)
     preset = sources.read_preset(weakest | run | explicit, root, problems)
     chosen = weakest | preset | run | explicit
     if chosen["PRESET"].text != (weakest | run)["PRESET"].text:  # another one is named

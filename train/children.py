@@ -61,7 +61,7 @@ class Children:
                 say(answer)
             self.stop_child()
         elif number == signal.SIGINT:
-            say("Quitting without saving.")
+            say("Quitting.")  # there may be nothing to save any more
             if self.child is None:
                 os._exit(INTERRUPTED)
             self.child.kill()  # its own children end with it

@@ -37,7 +37,7 @@ from record.run_paths import RunPaths, list_checkpoints
 from settings import ROOT, SettingsError
 from settings.checks import PRETRAINING
 from settings.config import Config
-from settings.resolve import resolve
+from settings.resolve import name_run, resolve
 from train.children import Children, complain, say
 from train.distributed import rendezvous
 from train.distributed.pod import in_pod
@@ -80,6 +80,7 @@ class Launcher:
         self.processes = config.nproc or 1  # until GPUs are counted
         self.has_peers = config.site_nodes > 1
         self.started_at = math.inf  # Unix time at which the trainer that runs was started
+        self.is_finished = False  # the trainer has made all steps
         if module in TRAINERS:
             children.describe_stop = self.describe_stop
 
@@ -217,6 +218,9 @@ class Launcher:
         """Say what a request to stop does now."""
         state = status.read(self.paths.status)
         is_of_attempt = state.get("heartbeat", 0.0) >= self.started_at
+        if self.is_finished or (is_of_attempt and state.get("phase") == "done"):
+            plots = f"; its plots were not drawn: make plots {name_run(self.paths.folder)}"
+            return f"Stopping. The run is finished{'' if self.config.rank_in_site else plots}."
         if is_of_attempt and state.get("can_save"):
             return "Stopping: saving a checkpoint. Press Ctrl-C again to quit without saving."
         if is_of_attempt and "can_save" in state:

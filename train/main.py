@@ -218,7 +218,7 @@ def leave_at_once(code: int) -> None:
 def say_stopped(job: Job) -> None:
     outcome = "and saved a checkpoint. Run the same command to resume."
     if not job.step:
-        outcome = "with nothing to save yet. Run the same command to resume."
+        outcome = "with nothing to save yet. Run the same command to start."
     elif job.config.save_every == 0:
         outcome = "without a checkpoint, because SAVE_EVERY=0."
     asked = job.interrupt.asked or "another rank"

@@ -19,6 +19,7 @@ from typing import Any, TextIO
 from record import locks
 from record.exit_codes import BAD_DATA, BAD_SETTING, DONE, INTERRUPTED, NODES_MISSING
 from record.locks import RunFolderError, RunIsHeld
+from record.run_paths import list_checkpoints
 from record.wait import wait
 from settings import ROOT
 from settings.config import DEFAULTS, Config
@@ -34,7 +35,6 @@ LOCK_TICK_S = 2.0
 SIDECARS_END_S = 3.0  # for the sampler and the agent to finish their files
 FINAL_CODES = (DONE, BAD_SETTING, BAD_DATA)  # after which no other pod takes this one's place
 CODE_MIXES = ("python:1", DEFAULTS["DATA_MIX"])  # Python code: tiny's and the default
-STOPPED_EARLY = "Stopped. Run the same command to resume."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,9 +98,10 @@ class Node(Launcher):
         show_stage(job, stage)
         code = self.launch()
         if code == INTERRUPTED:
-            say(STOPPED_EARLY)
+            self.say_stopped()
         if code != DONE or self.config.rank_in_site:
             return code
+        self.is_finished = True
         show_stage(job, "drawing plots")
         command = [launcher.PYTHON, "-m", "analysis.plots", str(self.paths.folder)]
         code = self.children.run(command, os.environ, quiet=sys.stdout.isatty())
@@ -119,11 +120,18 @@ class Node(Launcher):
         if code == DONE:
             return DONE
         if self.children.stop_requested:
-            say(STOPPED_EARLY)
+            self.say_stopped()
             return INTERRUPTED
         if self.has_peers and not in_pod():  # pods end with their Job
             rendezvous.announce_end(self.config, code, reason)
         return code
+
+    def say_stopped(self) -> None:
+        """Say how to go on after a stop of which the trainer said nothing."""
+        if self.config.rank_in_site or list_checkpoints(self.paths.checkpoints):
+            say("Stopped. Run the same command to resume.")
+        else:
+            say("Stopped before the first checkpoint. Run the same command to start.")
 
     def describe_next_steps(self) -> str:
         """Say what to do with a run that is done."""

@@ -15,6 +15,7 @@ docs/ports.md lists what else listens.
 
 import argparse
 import ipaddress
+import logging
 import os
 import socket
 import sys
@@ -39,6 +40,10 @@ from train.distributed.signed_http import listen
 
 ONE_MACHINE = "one-machine"
 LOOPBACK = "lo"
+TALKATIVE = (
+    "torch.distributed.elastic.agent.server.api",
+    "torch.distributed.elastic.multiprocessing.api",
+)
 
 
 class OneMachine(RendezvousHandler):
@@ -99,6 +104,7 @@ def start(options: argparse.Namespace, folder: Path) -> None:
     if is_one_machine:
         rendezvous_handler_registry.register(ONE_MACHINE, lambda parameters: OneMachine())
         options.rdzv_backend = ONE_MACHINE
+        options.rdzv_endpoint = "localhost:0"  # not used; without one torchrun warns of --master-addr
         os.environ["RANKS_FILE"] = str(folder / "ranks")
         # torchrun logs it. Where the name server does not answer, asking takes many seconds.
         socket.getfqdn = lambda name="": name or socket.gethostname()
@@ -114,6 +120,9 @@ def start(options: argparse.Namespace, folder: Path) -> None:
 def main(arguments: list[str]) -> int:
     """Return 0, or 1 if a process failed or torchrun was told to stop."""
     options = torchrun.parse_args(arguments)
+    # It warns of each signal that it passes on. Its errors name the processes that failed.
+    for name in TALKATIVE:
+        logging.getLogger(name).setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory(prefix="ranks.", ignore_cleanup_errors=True) as folder:
         try:
             start(options, Path(folder))

@@ -135,6 +135,17 @@ def test_a_figure_that_is_given_is_not_proposed(runs, capsys, monkeypatch):
     assert "For a paper" not in capsys.readouterr().out
 
 
+def test_a_figure_that_cannot_be_drawn_is_not_proposed(runs, capsys, monkeypatch):
+    write_run(runs / "a", 3.0)
+    other = write_run(runs / "b", 2.0, SEQ_LEN="64") / "metrics.jsonl"
+    other.write_text(other.read_text().replace("val_bpb", "unknown"))
+    monkeypatch.setenv("RUNS", "a,b")
+    assert compare.main() == 0
+    assert "For a paper" not in capsys.readouterr().out
+    monkeypatch.setenv("FIGURE", f"{runs}/loss.pdf")
+    assert compare.main() == 78
+
+
 @pytest.mark.parametrize(("name", "value"), [("SEED", "2"), ("SEQ_LEN", "64")])
 def test_losses_on_other_text_are_not_compared(tmp_path, name, value):
     write_run(tmp_path / "a", 3.0)

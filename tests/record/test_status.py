@@ -181,6 +181,7 @@ def test_what_the_last_attempt_knew_is_kept_by_whoever_opens_the_status_next(
     ("facts", "is_held", "line"),
     [
         ({}, True, rf"training +step 7/20  loss 2\.5000  updated [34] s ago on {re.escape(HOST)}"),
+        ({"phase": "compiling", "since": 1e9}, True, r"compiling for [\d:]+, step 7/20  loss 2.5000"),
         ({"phase": "evaluating"}, False, r"killed while evaluating step 7/20 .* s ago on .*"),
         ({"phase": "done"}, False, r"done +step 7/20  loss 2\.5000"),
         ({"phase": "stopped"}, False, r"stopped +step 7/20  loss 2\.5000"),
@@ -432,9 +433,23 @@ def test_a_target_without_a_run_says_why(
     assert words.format(folder=paths.folder.parent) in capsys.readouterr().err
 
 
+def test_a_run_in_the_background_that_was_refused_shows_its_last_words(paths, capsys):
+    paths.console_log.write_text("one\ntwo\n\x1b[2Jthree\n\nDATA=x: no such file\n")
+    assert status.main(["status"], paths) == 0
+    first, *words = capsys.readouterr().out.splitlines()
+    assert first.split() == [paths.name, "ended", "before", "training"]
+    assert [word.strip() for word in words] == ["two", r"\x1b[2Jthree", "DATA=x: no such file"]
+    with open(paths.lock, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the trainer has just started
+        assert describe(paths) == "not started" and status.describe_end(paths) == ""
+    write_status(paths)
+    assert status.describe_end(paths) == ""
+
+
 def test_a_run_that_max_steps_ended_is_not_called_done(paths):
-    write_status(paths, phase="done", step=20, last_step=20, horizon=977)
-    assert "stopped at MAX_STEPS=20 of 977, step 20/20" in describe(paths)
+    for phase in ("done", "stopped"):  # or it was started again, and stopped at once
+        write_status(paths, phase=phase, step=20, last_step=20, horizon=977)
+        assert "stopped at MAX_STEPS=20 of 977, step 20/20" in describe(paths)
     write_status(paths, phase="done", step=20, last_step=20, horizon=20)
     assert describe(paths).startswith("done  ")
 

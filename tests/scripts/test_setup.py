@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.running import wait_until
 from tests.scripts.throwaway import Checkout
 
 TOOLS = "bash cat cp cut dirname env find grep id ls mkdir rm sed sha256sum shasum sleep tr"
 
 # Python, and pip in it. CODE_OF_PIP: its exit code; SAYS: its error; GATE: a file it waits for; IGNORE_INT: as pip, it
 # does not die of SIGINT; WHEEL: a local build; OLD, NO_VENV: its faults; HAVE: the torch in the
-# environment; INSTALLED: packages. Anything else it is asked goes to a real Python.
+# environment; INSTALLED: packages; PAUSE: Python code in the place of venv. Anything else it is asked goes to a real Python.
 PYTHON = r"""
 [[ -z ${IGNORE_INT:-} ]] || trap : INT
 echo "python ${*//$'\n'/ }" >> "$CALLS"
@@ -24,7 +25,9 @@ compgen -e | grep -E '^(PIP|UV|PYTHON)' > "$CALLS.environment"
 case "$*" in
   *version_info*) [[ -z ${OLD:-} ]] ;;
   *"import ensurepip"*) [[ -z ${NO_VENV:-} ]] ;;
-  "-m venv "*) mkdir -p "$3/bin"; cp "$0" "$3/bin/python"; cp "$UV" "$3/bin/uv" ;;
+  "-m venv "*)
+    [[ -z ${PAUSE:-} ]] || exec "$REAL_PYTHON" -c "$PAUSE"
+    mkdir -p "$3/bin"; cp "$0" "$3/bin/python"; cp "$UV" "$3/bin/uv" ;;
   *--report*) [[ -z ${WHEEL:-} ]] || echo "\"url\": \"file:///wheels/torch-2.13.0%2B$WHEEL-cp311-linux.whl\"," ;;
   *"-m pip install"*)
     echo "WARNING: Location 'file:///nowhere/' is ignored: it is neither a file nor a directory."
@@ -296,6 +299,17 @@ def test_ctrl_c_is_not_blamed_on_the_network(machine):
     assert "network" not in text
     assert not machine.ready.exists()
     machine.setup()
+
+
+def test_ctrl_c_while_python_makes_the_environment_shows_no_traceback(machine):
+    process = machine.start(
+        "scripts/setup.sh", PAUSE="import time; open('venv', 'w'); time.sleep(60)"
+    )
+    wait_until((machine.root / "venv").exists, 60)
+    os.killpg(process.pid, signal.SIGINT)
+    _, text = process.communicate(timeout=120)
+    assert process.returncode == 143
+    assert text.strip() == "Setup interrupted. Run the same command to continue."
 
 
 def test_a_long_installation_is_not_silent(machine):

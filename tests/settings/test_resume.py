@@ -89,6 +89,13 @@ def test_a_resumed_run_keeps_what_shaped_it_unless_it_is_set_explicitly(
     assert resolved.origins["N_LAYER"] == "runs/run/config.json"
 
 
+def test_a_plan_of_named_cards_takes_no_number_of_processes_from_the_run(root):
+    store(root, NPROC=2)
+    for cards, nproc in {"1xl4": None, "": 2}.items():
+        resolved = resume(root, MAKE_TARGET="plan", CARDS=cards)
+        assert resolved.config.nproc == nproc and resolved.problems == []
+
+
 def test_a_change_of_a_frozen_setting_is_refused_before_anything_starts(root):
     store(root)
     refusal = "SEED=5: The run was started with SEED=1337, which cannot change. Set SEED=1337, or "

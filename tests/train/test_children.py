@@ -73,7 +73,7 @@ def test_one_press_of_ctrl_c_is_one_request_and_a_second_press_quits(tmp_path):
     time.sleep(0.5)
     assert process.poll() is None
     os.killpg(process.pid, signal.SIGINT)
-    wait_for(out, "Quitting without saving.", seconds=20)
+    wait_for(out, "Quitting.", seconds=20)
     said = out.read_text().partition("Quitting")[0]
     # The first child is gone: the second is stopped before it traps anything, or is ready.
     wait_until(lambda: re.search("ended|ready", out.read_text().partition("Quitting")[2]), 20)

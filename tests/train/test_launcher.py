@@ -241,6 +241,11 @@ def test_each_start_is_said_and_why_there_is_no_other(launch, capfd, tmp_path):
             "saving a checkpoint. Press Ctrl-C again",
         ),
         ({"phase": "training", "can_save": False}, False, "because SAVE_EVERY=0"),
+        (
+            {"phase": "done", "can_save": True},
+            True,
+            "The run is finished; its plots were not drawn",
+        ),
         # An attempt before this one trained.
         ({"phase": "training", "can_save": True, "heartbeat": 5}, False, "Nothing was trained yet"),
     ],

@@ -32,11 +32,13 @@ class Stages(Children):
         self.stop_requested = False
         self.started: list[str] = []
         self.locks: list[str] = []
+        self.answers: list[str] = []
 
     def run(self, command, environment, quiet=False):
         module = command[-1] if "train.torchrun" in command else command[2]
         self.started.append(module)
         self.locks.append(locks.read_holder(self.job).partition(": ")[2])
+        self.answers.append(self.describe_stop())
         if module != self.fails:
             return 0
         if path := environment.get("EXIT_CODE_FILE"):
@@ -105,6 +107,8 @@ def test_a_node_prepares_trains_and_draws(
     assert stages.started == started and words == told
     training = f"training as node {settings.get('node_rank', 0)} of 2" * ("nodes" in settings)
     assert stages.locks == ["preparing data", training, "drawing plots"][: len(started)]
+    is_finished = ["run is finished" in answer for answer in stages.answers]
+    assert is_finished == [module == PLOTS for module in started]
     assert (tmp_path / "x").exists() == (code == 0 or settings.get("pod", False))
 
 
@@ -288,7 +292,10 @@ def test_a_job_that_prepares_data_is_known_to_status_and_stopped_by_stop(env, tm
     show("stop")
     out, _ = job.communicate(timeout=120)
     assert job.returncode == 143
-    assert "Stopping. Nothing was trained yet.\nStopped. Run the same command to resume." in out
+    assert (
+        "Stopping. Nothing was trained yet.\nStopped before the first checkpoint. Run the same"
+        in out
+    )
     assert not (tmp_path / "runs" / "x").exists()
     assert show("runs")[:2] == ["no", "runs"]
 
