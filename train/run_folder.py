@@ -60,7 +60,9 @@ def log_to_files(paths: RunPaths, world: World) -> None:
     for path in files:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists() and not path.is_file():  # to open a pipe could wait for ever
-            raise RunFolderError(f"{path}: is not a regular file. Remove it, and run the same command")
+            raise RunFolderError(
+                f"{path}: is not a regular file. Remove it, and run the same command"
+            )
         handler = logging.FileHandler(path, encoding="utf-8", delay=world.local_rank > 0)
         rank = "" if world.is_first else f"rank={world.rank} "
         handler.setFormatter(Printable(f"%(asctime)s {rank}%(message)s"))

@@ -181,7 +181,11 @@ def test_what_the_last_attempt_knew_is_kept_by_whoever_opens_the_status_next(
     ("facts", "is_held", "line"),
     [
         ({}, True, rf"training +step 7/20  loss 2\.5000  updated [34] s ago on {re.escape(HOST)}"),
-        ({"phase": "compiling", "since": 1e9}, True, r"compiling for [\d:]+, step 7/20  loss 2.5000"),
+        (
+            {"phase": "compiling", "since": 1e9},
+            True,
+            r"compiling for [\d:]+, step 7/20  loss 2.5000",
+        ),
         ({"phase": "evaluating"}, False, r"killed while evaluating step 7/20 .* s ago on .*"),
         ({"phase": "done"}, False, r"done +step 7/20  loss 2\.5000"),
         ({"phase": "stopped"}, False, r"stopped +step 7/20  loss 2\.5000"),
