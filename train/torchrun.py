@@ -104,9 +104,7 @@ def start(options: argparse.Namespace, folder: Path) -> None:
     if is_one_machine:
         rendezvous_handler_registry.register(ONE_MACHINE, lambda parameters: OneMachine())
         options.rdzv_backend = ONE_MACHINE
-        options.rdzv_endpoint = (
-            "localhost:0"  # not used; without one torchrun warns of --master-addr
-        )
+        options.rdzv_endpoint = "localhost:0"  # unused, but torchrun warns where there is none
         os.environ["RANKS_FILE"] = str(folder / "ranks")
         # torchrun logs it. Where the name server does not answer, asking takes many seconds.
         socket.getfqdn = lambda name="": name or socket.gethostname()
