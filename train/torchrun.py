@@ -14,7 +14,6 @@ docs/ports.md lists what else listens.
 """
 
 import argparse
-import ipaddress
 import logging
 import os
 import socket
@@ -40,6 +39,7 @@ from train.distributed.signed_http import listen
 
 ONE_MACHINE = "one-machine"
 LOOPBACK = "lo"
+ALL_ADDRESSES = ("::", "0.0.0.0")  # as a socket has them
 TALKATIVE = (
     "torch.distributed.elastic.agent.server.api",
     "torch.distributed.elastic.multiprocessing.api",
@@ -78,7 +78,7 @@ class Nodes(static_tcp_rendezvous.StaticTCPRendezvous):
     def next_rendezvous(self) -> RendezvousInfo:
         if self.rank == 0 and self._store is None:
             listener = listen(self.master_addr, self.master_port)
-            if ipaddress.ip_address(listener.getsockname()[0]).is_unspecified and not in_pod():
+            if listener.getsockname()[0] in ALL_ADDRESSES and not in_pod():
                 sys.stderr.write(
                     f"MASTER_ADDR={self.master_addr} is a name, or no address of this machine: torchrun's "
                     "store listens on all addresses, and whoever reaches it can run code (docs/ports.md)\n"
@@ -104,7 +104,7 @@ def start(options: argparse.Namespace, folder: Path) -> None:
     if is_one_machine:
         rendezvous_handler_registry.register(ONE_MACHINE, lambda parameters: OneMachine())
         options.rdzv_backend = ONE_MACHINE
-        options.rdzv_endpoint = "localhost:0"  # unused, but torchrun warns where there is none
+        options.rdzv_endpoint = "localhost:0"  # not used; without it torchrun prints a warning
         os.environ["RANKS_FILE"] = str(folder / "ranks")
         # torchrun logs it. Where the name server does not answer, asking takes many seconds.
         socket.getfqdn = lambda name="": name or socket.gethostname()
