@@ -57,7 +57,7 @@ def words(monkeypatch):
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
+def run(tmp_path, monkeypatch, free_port):
     """Run a node of a run that is called x. Returns its exit code."""
     monkeypatch.setattr(launcher, "PYTHON", "true")  # the sidecars of a pod
     monkeypatch.setattr(start_node, "LOCK_TICK_S", 0.05)
@@ -66,7 +66,13 @@ def run(tmp_path, monkeypatch):
 
     def run(stages, workload=PRETRAIN, pod=False, **settings):
         monkeypatch.setenv("K8S_NODE", "machine" * pod)
-        config = Config(runs_dir=str(tmp_path), run_name="x", device="cpu", max_restarts=0)
+        config = Config(
+            runs_dir=str(tmp_path),
+            run_name="x",
+            device="cpu",
+            max_restarts=0,
+            master_addr=f"127.0.0.1:{free_port}",
+        )
         node = Node(dataclasses.replace(config, **settings), stages, workload)
         stages.job = node.paths.job
         code = node.run()
