@@ -255,7 +255,7 @@ def test_the_first_step_comes_as_soon_as_each_source_has_a_shard_and_a_stop_befo
     process = stream.start(Fault("document", "sleep", step=0, value=600, every=True))
     wait_until(lambda: producers(stream) and "waiting for the first" in stream.log)
     process.send_signal(signal.SIGTERM)
-    out = stream.end(process, 75)
+    out = stream.end(process, 143)
     assert "stopped by SIGTERM before training" in out and "the trainer failed" not in out
     stream.wait_until_gone()
     process = stream.start(Fault("document", "sleep", step=3, value=600, every=True))
