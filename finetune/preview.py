@@ -38,7 +38,9 @@ def preview(
     marks = (
         "masked parts dim, scored ones bold" if colour else f"scored parts stand in {OPEN} {CLOSE}"
     )
-    head = f"one example, {place}: {number_formats.count(len(ids))} tokens, {number_formats.count(scored.sum())} of them scored ({marks})"
+    tokens = number_formats.count(len(ids))
+    of_them = number_formats.count(scored.sum())
+    head = f"one example, {place}: {tokens} tokens, {of_them} of them scored ({marks})"
     parts = []
     for begin, end, is_scored in runs(scored):
         text = shortened(

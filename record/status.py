@@ -105,14 +105,13 @@ class Status:
             self.write()
 
     def describe_phase(self) -> str:
-        """Say what is going on, and for how long; "" if nothing is."""
+        """Say what is going on, and how far or for how long; "" if nothing is."""
         if not self.is_going_on:
             return ""
-        passed = duration(time.time() - self.facts["since"])
-        step = ""
         if self.has_trained:
-            step = f", step {self.facts['step']}/{self.facts['last_step']}, loss {self.facts['loss']:.4f}"
-        return f"{self.facts['phase']}{step}: {passed} so far"
+            place = f"step {self.facts['step']}/{self.facts['last_step']}"
+            return f"{self.facts['phase']}, {place}, loss {self.facts['loss']:.4f}"
+        return f"{self.facts['phase']}: {duration(time.time() - self.facts['since'])} so far"
 
     @property
     def is_going_on(self) -> bool:

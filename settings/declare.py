@@ -65,9 +65,7 @@ class SettingsError(ExpectedError):
         self.warnings = warnings
 
     def __str__(self) -> str:
-        if (
-            len(self.args) == 1
-        ):  # what another rank has said (raise_together in distributed/world.py)
+        if len(self.args) == 1:  # another rank's (raise_together in distributed/world.py)
             return str(self.args[0])
         title = "Invalid setting:" if len(self.problems) == 1 else "Invalid settings:"
         problems = [add_places(problem) for problem in self.problems]

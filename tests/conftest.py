@@ -133,6 +133,17 @@ def same_random_numbers() -> None:
 
 
 @pytest.fixture(autouse=True)
+def same_environment() -> Iterator[None]:
+    """What a test, or what it calls, adds to the environment is not there for the next one."""
+    before = dict(os.environ)
+    yield
+    before["PYTEST_CURRENT_TEST"] = os.environ["PYTEST_CURRENT_TEST"]
+    if os.environ != before:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@pytest.fixture(autouse=True)
 def same_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     """DTYPE=auto, as the default preset has it, is the same whatever processor runs the tests."""
     monkeypatch.setattr("settings.config.choose_dtype", lambda device: "float32")

@@ -168,13 +168,14 @@ def disk(p: Tuning) -> list[str]:
     )
     if c.save_every == 0:
         return found
-    kinds = f"a checkpoint is {size(p.checkpoint_bytes)}" + (
-        f" (CHECKPOINT_MODE=lite: adapters alone; full, with moments, {size(t.full_bytes)})"
-        if c.checkpoint_mode == "lite"
-        else f" (with moments; CHECKPOINT_MODE=lite would be {size(t.lite_bytes)})"
-        if t.lora
-        else " (weights and moments)"
-    )
+    content = " (weights and moments)"
+    if c.checkpoint_mode == "lite":
+        content = (
+            f" (CHECKPOINT_MODE=lite: adapters alone; full, with moments, {size(t.full_bytes)})"
+        )
+    elif t.lora:
+        content = f" (with moments; CHECKPOINT_MODE=lite would be {size(t.lite_bytes)})"
+    kinds = f"a checkpoint is {size(p.checkpoint_bytes)}{content}"
     return found + entry(
         "",
         f"{kinds}, safe on disk after {seconds(p.checkpoint_bytes / (p.write_mb_s * 1e6))} at "
@@ -186,7 +187,11 @@ def ways(p: Tuning) -> list[str]:
     """Each way to keep processes together."""
     if not p.syncs:
         return []
-    unit = "node" if p.fleet.nodes > 1 else "process" if p.fleet.on_cpu else "GPU"
+    unit = "GPU"
+    if p.fleet.nodes > 1:
+        unit = "node"
+    elif p.fleet.on_cpu:
+        unit = "process"
     rows = [
         ["network, in each step", f"leaves a {unit}", "takes", "time computing"],
         *(

@@ -118,4 +118,6 @@ def loss(parameters: float, replicas: int, every: int, streaming: bool) -> tuple
 
 def percent_told(percent: float | None) -> str:
     """'+0.5%', 'none', 'not published'"""
-    return "not published" if percent is None else "none" if not percent else f"{percent:+g}%"
+    if percent is None:
+        return "not published"
+    return f"{percent:+g}%" if percent else "none"

@@ -465,6 +465,6 @@ def test_what_goes_on_is_told_in_words(tmp_path, clock):
     clock.now += 75
     assert state.describe_phase() == "compiling: 1:15 so far"
     state.phase("training", step=3, last_step=977, loss=8.25)
-    assert state.describe_phase() == "training, step 3/977, loss 8.2500: 0:00 so far"
+    assert state.describe_phase() == "training, step 3/977, loss 8.2500"
     state.phase("done")
     assert state.describe_phase() == ""

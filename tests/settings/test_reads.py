@@ -2,6 +2,7 @@
 
 import ast
 import os
+import shlex
 import subprocess
 
 import pytest
@@ -55,10 +56,12 @@ def read_settings(target, environ, folder):
     """Run a target, and return the settings that its processes read, with the place of each."""
     folder.mkdir()
     path = os.pathsep.join([str(SITE), environ.get("PYTHONPATH", "")])
+    # make does not pass on the user's PYTHONPATH: with -e, this Python has one.
+    python = f'env PYTHONPATH={shlex.quote(path)} "$VENV/bin/python"'
     subprocess.run(
-        ["make", target],
+        ["make", "-e", target],
         cwd=ROOT,
-        env={**environ, "PYTHONPATH": path, "RECORD_READS": str(folder)},
+        env={**environ, "PY": python.replace("$", "$$"), "RECORD_READS": str(folder)},
         capture_output=True,
         check=False,
     )

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from settings.config import Config
 from train.data.batch import document_bounds, to_device
+from train.data.manifest import DataError
 from train.data.shards import ShardSet
 from train.distributed.world import World
 from train.evaluate.scoring import add_up
@@ -118,7 +119,14 @@ class Evaluator:
     def list_windows(self, name: str) -> list[Window]:
         """List every validation window of a source, in the order of their hashes."""
         windows = []
-        shards = self.sources[name].shards["validation"][: self.shards.get(name)]
+        there = self.sources[name].shards["validation"]
+        scored = self.shards.get(name, len(there))
+        if len(there) < scored:  # shards are only ever added
+            raise DataError(
+                f"{self.sources[name].folder}: its manifest lists {len(there)} validation shards, and this "
+                f"run began with {scored}. Restore manifest.json and the shards, or start a new run"
+            )
+        shards = there[:scored]
         for shard, info in enumerate(shards):
             count = math.ceil(max(0, info.tokens - 1) / self.config.seq_len)
             windows += [Window(name, shard, number) for number in range(count)]

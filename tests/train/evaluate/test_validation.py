@@ -161,6 +161,8 @@ def test_a_run_scores_the_shards_that_there_were_when_it_began(parts, tmp_path):
     then = parts.evaluator(sources, held_out={"python-stdlib": 1})
     assert (then.full, then.subset, then.full_is_all) == (before.full, before.subset, True)
     assert {shard for _, shard, _ in parts.evaluator(sources).full} == {0, 1}
+    with pytest.raises(DataError, match="lists 2 validation shards, and this run began with 3"):
+        parts.evaluator(sources, held_out={"python-stdlib": 3})
 
 
 def test_an_evaluation_keeps_nothing_for_backward_and_tells_its_progress(parts):
