@@ -272,9 +272,11 @@ NO_TARGET = ("-u", "MAKE_TARGET", "-u", "MAKE_SETTINGS")
 
 
 def set_target(target: str) -> None:
-    """Do what a make target does, in a process that make did not start, and in those that it starts."""
-    if not os.environ.get("MAKE_TARGET"):
-        os.environ["MAKE_TARGET"] = target
+    """Do what a make target does, in a process that make did not start, and in those that it starts.
+
+    An empty MAKE_TARGET stays: of that process all settings are meant (build_environment).
+    """
+    os.environ.setdefault("MAKE_TARGET", target)
 
 
 def find_explicit() -> set[str]:
@@ -293,9 +295,9 @@ def build_environment(settings: Texts, without: Collection[str] = ()) -> dict[st
 
     The settings are for that process, and not for the target that was typed.
     """
-    without = {"MAKE_TARGET", "MAKE_SETTINGS", *without}
+    without = {"MAKE_SETTINGS", *without}
     kept = {name: value for name, value in os.environ.items() if name not in without}
-    return kept | dict(settings)
+    return kept | {"MAKE_TARGET": ""} | dict(settings)
 
 
 def name_run(folder: Path) -> str:

@@ -98,7 +98,7 @@ def test_an_attempt_that_ends_before_training_keeps_what_the_last_one_reached(tr
     assert status(trial) == done  # refused before anything was touched
     for faults, settings, phase, code in (
         ([], {"DATA_DIR": trial.folder / "nowhere"}, "refused", 78),
-        ([Fault("resuming", "term")], {}, "stopped", 75),
+        ([Fault("resuming", "term")], {}, "stopped", 143),
     ):
         trial.train(*faults, code=code, **settings)
         state = status(trial)

@@ -16,7 +16,7 @@ from tests.train.test_step import as_batch, masked_batch
 from train.checkpoint import checkpoint
 from train.checkpoint.saver import Saver
 from train.distributed import world as distributed
-from train.distributed.parallel import Sharding, bare, is_split, parallelize, writers
+from train.distributed.parallel import Sharding, bare, is_split, local, parallelize, writers
 from train.model.model import build
 from train.optim import build_optimizer, set_rate
 from train.step import train_step
@@ -153,7 +153,7 @@ def save_whole(rank, c, folder):
     world, model, optimizer = joined(rank, 1, c)
     for weight in model.parameters():
         ones = {name: torch.ones_like(weight) for name in ("exp_avg", "exp_avg_sq")}
-        optimizer.set_moments(weight, ones)
+        optimizer.set_moments(weight, {"step": torch.ones(())} | ones)
     saver = Saver(Path(folder), c, world, 2**20)
     saver.write(1, checkpoint.tensor_states(model, optimizer), {"data": {}})
     assert saver.poll().problem is None
@@ -168,7 +168,7 @@ def load_part(rank, size, c, folder):
     checkpoint.load_into(Path(folder) / "step_0000001", model, optimizer)
     mine = 0.0
     for states in checkpoint.tensor_states(model, optimizer).values():
-        mine += sum(value.to_local().nbytes for value in states.values()) / 2**20
+        mine += sum(local(value).nbytes for value in states.values()) / 2**20
     Path(f"{folder}/memory-{rank}.json").write_text(json.dumps([peak_mib() - before, mine]))
     distributed.from_first(None)
     os._exit(0)
