@@ -38,9 +38,9 @@ def preview(
     marks = (
         "masked parts dim, scored ones bold" if colour else f"scored parts stand in {OPEN} {CLOSE}"
     )
-    tokens = number_formats.count(len(ids))
-    of_them = number_formats.count(scored.sum())
-    head = f"one example, {place}: {tokens} tokens, {of_them} of them scored ({marks})"
+    token_count = number_formats.count(len(ids))
+    scored_count = number_formats.count(scored.sum())
+    head = f"one example, {place}: {token_count} tokens, {scored_count} of them scored ({marks})"
     parts = []
     for begin, end, is_scored in runs(scored):
         text = shortened(
