@@ -106,14 +106,14 @@ def settled(c: Config, read: Data, folder: Path, ranks: int) -> Config:
 class TuningEvaluation(Evaluation):
     """Scores held-out conversations, before the first step too."""
 
-    def at_start(self, job: Job) -> None:
+    def score(self, job: Job) -> None:
         if not job.step and self.evaluator.steps and job.config.eval_tokens:
             self.validate(job)
-        super().at_start(job)
+        super().score(job)
 
-    def at_end(self, job: Job) -> None:
+    def score_at_end(self, job: Job) -> None:
         if self.evaluator.steps:
-            super().at_end(job)
+            super().score_at_end(job)
 
     def report(self, job: Job, result: Any) -> None:
         job.recorder.say(

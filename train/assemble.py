@@ -23,6 +23,7 @@ from settings.resume import compare_with_stored
 from train import console
 from train.checkpoint import checkpoint, find
 from train.checkpoint.identity import Identity
+from train.checkpoint.resume import resume
 from train.checkpoint.saver import Saver
 from train.distributed import parallel, transport
 from train.distributed.parallel import parallelize
@@ -36,10 +37,11 @@ from train.distributed.world import (
     shutdown_timeout_s,
 )
 from train.evaluate.core.score import Core, open_core
-from train.faults import recovery, watchdog
+from train.faults import watchdog
 from train.faults.deadlines import Deadlines
 from train.faults.guard import Guard
 from train.faults.memory_advice import memory_advice, refuse_out_of_memory
+from train.faults.recovery import Recovery
 from train.faults.watchdog import Watchdog
 from train.hooks.changed_data import ChangedData
 from train.hooks.diloco import DiLoCo
@@ -228,7 +230,7 @@ def create_job(attempt: Attempt, model: Any, data: Any, flops: tuple[float, floa
         interrupt=attempt.interrupt,
         deadlines=Deadlines(config, attempt.watch),
         saver=saver,
-        guard=Guard(config.spike_sigmas),
+        recovery=Recovery(Guard(config.spike_sigmas)),
         rates=Rates(config, world, flops),
     )
     log_start(job)
@@ -283,7 +285,7 @@ def rehearse_and_resume(job: Job, attempt: Attempt, is_streamed: bool = False) -
     attempt.stopwatch.lap("compile" if is_compiled else "rehearsal")
     # The others wait while the first hashes the checkpoint.
     with job.activity("reading the checkpoint", limit_s, "START_TIMEOUT_S"):
-        recovery.resume(job, attempt.changes, is_streamed)
+        resume(job, attempt.changes, is_streamed)
         job.identity.adopt(job.paths.checkpoints, job.world)
     attempt.stopwatch.lap("checkpoint")
 

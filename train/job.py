@@ -22,6 +22,7 @@ from train.distributed.signals import Interrupt
 from train.distributed.world import World
 from train.faults.deadlines import Deadlines
 from train.faults.guard import Guard
+from train.faults.recovery import Recovery
 from train.hooks.hook import Hook
 from train.model.model import matmul_weights
 from train.optim import Optimizer
@@ -72,9 +73,9 @@ class Job:
     """A run that is being trained.
 
     Attributes:
-        requests: what this rank asks for at the next step: "save" (only the first may), "data".
+        requests: what this rank asks for at the next step, in addition to what its hooks do then: "save".
         step: committed optimizer steps.
-        gaps: samples that are passed over, in the order of the run.
+        waited_s: that hooks waited for the data of the next step.
     """
 
     config: Config
@@ -91,12 +92,21 @@ class Job:
     interrupt: Interrupt
     deadlines: Deadlines
     saver: Saver
-    guard: Guard
+    recovery: Recovery
     rates: Rates
     hooks: list[Hook] = dataclasses.field(default_factory=list)
     requests: set[str] = dataclasses.field(default_factory=set)
     step: int = 0
-    gaps: tuple[Gap, ...] = ()
+    waited_s: float = 0.0
+
+    @property
+    def guard(self) -> Guard:
+        return self.recovery.guard
+
+    @property
+    def gaps(self) -> tuple[Gap, ...]:
+        """Samples that are skipped, in the order of the run."""
+        return self.recovery.gaps
 
     @property
     def tokens(self) -> int:

@@ -8,26 +8,27 @@ from torch import Tensor
 from record import number_formats
 from record.run_paths import name_checkpoint
 from train.checkpoint.manifest import CheckpointError
+from train.checkpoint.resume import manifest_of
 from train.checkpoint.saver import Saved
 from train.distributed.world import from_all, from_first
-from train.faults import recovery
 
 if TYPE_CHECKING:
+    from train.hooks.hook import Requests
     from train.job import Job
 
 
-def is_save_due(job: "Job", agreed: set[str]) -> bool:
+def is_save_due(job: "Job", requests: "Requests") -> bool:
     """Return whether this step has a checkpoint that `train` does not write at its end.
 
     CHECKPOINT_MODE=lite saves all that training needs at each KEEP_EVERY.
     """
     config = job.config
-    if "stop" in agreed or job.step >= config.last_step:
+    if "stop" in requests or job.step >= config.last_step:
         return False
     every = [config.save_every]
     if config.checkpoint_mode == "lite":
         every.append(config.keep_every)
-    return "save" in agreed or any(steps and job.step % steps == 0 for steps in every)
+    return "save" in requests or any(steps and job.step % steps == 0 for steps in every)
 
 
 def save(job: "Job", wait: bool = False) -> None:
@@ -48,7 +49,7 @@ def save(job: "Job", wait: bool = False) -> None:
         manifest: dict[str, Any] = {}
         for hook in job.hooks:
             tensors |= hook.before_save(job, manifest) or {}
-        manifest |= recovery.states(job)  # last, since a hook may still change the step
+        manifest |= manifest_of(job)  # last, since a hook may still change the step
         job.saver.start(job.step, job.model, job.optimizer, manifest, tensors or None)
         if wait:
             job.saver.wait()

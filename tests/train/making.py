@@ -15,6 +15,7 @@ from train.data.batch import Batch
 from train.distributed.world import World
 from train.faults.deadlines import Deadlines
 from train.faults.guard import Guard
+from train.faults.recovery import Recovery
 from train.job import Job, Rates
 from train.model.model import build
 from train.optim import build_optimizer
@@ -84,7 +85,7 @@ def make_job(config: Config, folder: Path, *hooks, **facts) -> Job:
         "interrupt": SimpleNamespace(asked=None, training=False),
         "deadlines": Deadlines(config, Watch()),
         "saver": Saver(paths.checkpoints, config, ALONE, 2**20),
-        "guard": Guard(8),
+        "recovery": Recovery(Guard(8)),
         "rates": Rates(config, ALONE, (1.0, 1.0)),
         "hooks": list(hooks),
     }

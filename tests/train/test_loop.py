@@ -11,12 +11,13 @@ import torch
 
 from record import status
 from record.metrics import read_records
+from settings import ROOT
 from tests.train.making import Samples, make_job
 from train import loop, when_to_save
 from train.checkpoint import checkpoint, find
 from train.checkpoint.manifest import CheckpointError, load_manifest
 from train.checkpoint.saver import Saved
-from train.hooks.hook import Hook, StopTraining
+from train.hooks.hook import SAVE, STOP, Hook
 from train.hooks.save_reports import SaveReports
 
 
@@ -53,31 +54,29 @@ class Calls(Hook):
 
     def note(self, job, name):
         self.calls.append((name, job.step))
-        if (name, job.step) == self.stop_at:
-            raise StopTraining
+        return STOP if (name, job.step) == self.stop_at else None
 
     def at_start(self, job):
-        self.note(job, "at_start")
+        return self.note(job, "at_start")
 
     def before_step(self, job):
-        self.note(job, "before_step")
-        return 100.0
+        job.waited_s += 100.0
+        return self.note(job, "before_step")
 
     def after_step(self, job, numbers):
         self.note(job, "after_step")
         return {"waits": 1}
 
-    def between_steps(self, job, agreed):
-        self.note(job, "between_steps")
-        if job.step == 3:
-            agreed.add("save")
+    def between_steps(self, job, requests):
+        stop = self.note(job, "between_steps")
+        return SAVE if job.step == 3 and not stop else stop
 
     def before_save(self, job, manifest):
         self.note(job, "before_save")
         manifest["mine"] = job.step
 
     def at_end(self, job):
-        self.note(job, "at_end")
+        return self.note(job, "at_end")
 
 
 def test_hooks_are_called_around_each_step(make):
@@ -114,7 +113,6 @@ def test_a_signal_stops_the_run_after_the_step_that_is_being_made(make):
     class Signal(Hook):
         def before_step(self, job):
             job.interrupt.asked = "SIGTERM" if job.step == 2 else None
-            return 0.0
 
     job = make(Signal())
     assert not loop.train(job)
@@ -168,6 +166,17 @@ def test_lite_checkpoints_save_all_at_each_keep_every(make):
     job.step = 5
     wishes = {"save"}, {"save", "stop"}
     assert [when_to_save.is_save_due(job, wish) for wish in wishes] == [True, False]
+
+
+def test_the_hook_that_contributing_shows_ends_a_run(make):
+    section = (ROOT / "CONTRIBUTING.md").read_text().partition("## How to write a hook")[2]
+    names: dict = {}
+    exec(section.partition("```python\n")[2].partition("```")[0], names)
+    job = make(names["LossGoal"](goal=99.0))
+    assert not loop.train(job) and saved(job) == [1]
+    assert events(job, "step")[0]["loss_goal"] == 99.0
+    job = make(names["LossGoal"](goal=0.0))
+    assert loop.train(job) and job.step == 6
 
 
 # ---- A save
@@ -228,7 +237,7 @@ def test_a_save_that_fails_is_said_and_tried_once_more(make, monkeypatch, caplog
     for is_tried_again in (True, False, False):
         when_to_save.save(job)
         job.saver.wait()
-        reports.before_step(job)
+        assert not reports.before_step(job)
         assert ("save" in job.requests) is is_tried_again
     assert job.saver.verified == set()
     none = "checkpoint failed: no room. Training goes on. No checkpoint of this run exists yet; "
@@ -244,15 +253,12 @@ def test_a_save_that_fails_is_said_and_tried_once_more(make, monkeypatch, caplog
         when_to_save.save(job)
 
 
-@pytest.mark.parametrize(
-    ("age_s", "rank", "asked"), [(0, 0, set()), (121, 0, {"save"}), (121, 1, set())]
-)
+@pytest.mark.parametrize(("age_s", "rank", "asked"), [(0, 0, None), (121, 0, SAVE), (121, 1, None)])
 def test_save_minutes_ask_for_a_checkpoint_by_the_first_rank(make, age_s, rank, asked):
     job = make(step=1, save_minutes=2)
     job.saver.began -= age_s
     job.world = dataclasses.replace(job.world, rank=rank)
-    SaveReports().before_step(job)
-    assert job.requests == asked
+    assert SaveReports().before_step(job) == asked
 
 
 def test_the_wait_for_a_save_is_recorded_once(make):

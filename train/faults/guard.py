@@ -97,9 +97,13 @@ class Guard:
         if step > self.beyond:
             self.rollbacks = 0
 
-    def skipped(self) -> bool:
-        """A step was refused. Returns whether the run must go back to a checkpoint."""
+    def skipped(self) -> None:
+        """A step was refused."""
         self.skips += 1
+
+    @property
+    def must_go_back(self) -> bool:
+        """Whether so many steps in a row were refused that the run goes back to a checkpoint."""
         return self.skips >= MAX_SKIPS
 
     def exchanged(self, every: int) -> None:

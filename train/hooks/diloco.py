@@ -14,13 +14,13 @@ from torch import Tensor
 from settings import SettingsError
 from train import timeouts
 from train.checkpoint.checkpoint import cause
+from train.checkpoint.resume import quarantine_later_checkpoints
 from train.diloco import roll_call
 from train.diloco.result import RunIsOver, ToldToStop
 from train.diloco.site_registry import SiteClient
 from train.distributed.world import PeersDiffer, PeersMissing, from_all, from_first, together
-from train.faults import recovery
 from train.faults.guard import MAX_ROLLBACKS
-from train.hooks.hook import Hook, StopTraining
+from train.hooks.hook import STOP, Hook, Requests
 from train.step import StepNumbers
 
 if TYPE_CHECKING:
@@ -91,16 +91,17 @@ class DiLoCo(Hook):
                     self.is_behind = max(exchanges, default=0) > self.site.exchanges
             self.is_behind = from_first(self.is_behind)
 
-    def at_start(self, job: "Job") -> None:
+    def at_start(self, job: "Job") -> Requests | None:
         """Take the others' weights if this site is behind; make the exchange in which it was stopped."""
         site = self.site
         if self.client:
             self.client.said["training"] = True
         is_due = site.is_due(job.step) and job.step < job.config.last_step
-        if self.is_behind or is_due:
-            self.exchange(job)
+        if (self.is_behind or is_due) and self.exchange(job):
+            return STOP
         if job.step >= job.config.last_step and site.finished != job.step:
-            self.finish(job)
+            return self.finish(job)
+        return None
 
     # ---- After a step
 
@@ -111,30 +112,34 @@ class DiLoCo(Hook):
         self.stall_s = 0.0
         return values
 
-    def between_steps(self, job: "Job", agreed: set[str]) -> None:
-        if self.site.is_due(job.step):
-            self.exchange(job)
-        if job.step == job.config.last_step and "stop" not in agreed:
-            self.finish(job)
+    def between_steps(self, job: "Job", requests: Requests) -> Requests | None:
+        if self.site.is_due(job.step) and self.exchange(job):
+            return STOP
+        if job.step == job.config.last_step and "stop" not in requests:
+            return self.finish(job)
+        return None
 
-    def finish(self, job: "Job") -> None:
+    def finish(self, job: "Job") -> Requests | None:
         """Exchange what the sites do not have in common yet, so that all end with the same weights."""
         step, site = job.step, self.site
         while not site.is_all_synced(step):
-            self.exchange(job)
+            if self.exchange(job):
+                return STOP
             if job.step < step:  # it failed: the steps until here are made again
-                return
+                return None
         site.finish(step)
+        return None
 
     def finish_in_flight(self, job: "Job") -> None:
         """End the exchange that is in flight, which a checkpoint cannot hold. The next comes as usual."""
         if self.site.in_flight:
             self.exchange(job)
 
-    def exchange(self, job: "Job") -> None:
-        """Begin or end an exchange, and do what follows from it.
+    def exchange(self, job: "Job") -> Requests | None:
+        """Begin or end an exchange, and do what follows from it. Raises PeersMissing, PeersDiffer.
 
-        Raises StopTraining if told to stop while waiting for others, PeersMissing, PeersDiffer.
+        Returns:
+            "stop" if told so while waiting for others to begin it.
         """
         site, called = self.site, time.perf_counter()
         # Until there is a quorum, until those that are behind have fetched weights, and for the rest.
@@ -144,7 +149,7 @@ class DiLoCo(Hook):
             try:
                 counts = site.exchange(job.step)
             except ToldToStop:
-                raise StopTraining from None
+                return STOP
             job.rates.sites = site.present
             if site.healed_at is not None:
                 self.catch_up(job, site.healed_at)
@@ -155,6 +160,7 @@ class DiLoCo(Hook):
             if self.client:
                 self.client.said |= site.progress()
         self.stall_s += time.perf_counter() - called
+        return None
 
     def record_exchange(self, job: "Job") -> None:
         """Record an exchange that counts."""
@@ -239,9 +245,9 @@ class DiLoCo(Hook):
         # It may be due at a later step, where it was made early.
         job.step = min(here, self.site.last_sync_step)
         # Checkpoints in between know of steps that are lost.
-        recovery.put_aside_later_checkpoints(job)
+        quarantine_later_checkpoints(job)
         job.guard.exchanged(self.site.sync_interval)
-        recovery.pass_over(job, here, job.step, began, stall_s=stall_s)
+        job.recovery.skip_samples(job, here, job.step, began, stall_s=stall_s)
         job.recorder.say(
             f"{reason}: back to step {job.step}, what the sites have in common; {here - job.step} "
             "steps of this site are lost, and their samples are passed over"

@@ -15,10 +15,14 @@ from train.evaluate.core.metric import Result
 from train.evaluate.core.score import Core
 from train.evaluate.scoring import ScoringFailed
 from train.evaluate.validation import FULL_SET
-from train.hooks.hook import Hook, StopTraining
+from train.hooks.hook import SAVE, STOP, Hook, Requests
 
 if TYPE_CHECKING:
     from train.job import Job
+
+
+class Interrupted(Exception):
+    """Told to stop in the midst of an evaluation, which the run that resumes makes again."""
 
 
 @dataclasses.dataclass
@@ -38,7 +42,7 @@ class Score:
         """Score within EVAL_MINUTES, or so many times that. A failure costs the number, not the run.
 
         Returns:
-            (result, or None where it failed; what to record of it). Raises StopTraining, on all ranks,
+            (result, or None where it failed; what to record of it). Raises Interrupted, on all ranks,
             if told to stop meanwhile.
         """
         limit_s = 60 * job.config.eval_minutes * parts
@@ -66,7 +70,7 @@ class Score:
                     f"{self.name} at step {job.step} failed, and training goes on: {error}"
                 )
         if result is None and not values:
-            raise StopTraining
+            raise Interrupted
         self.last_at = job.step
         values["eval_s"] = time.perf_counter() - began
         if result is not None:
@@ -99,13 +103,22 @@ class Evaluation(Hook):
         self.validation_loss: float | None = None
         self.core_score = Score("CORE")
 
-    def at_start(self, job: "Job") -> None:
+    def at_start(self, job: "Job") -> Requests | None:
         # An evaluation is due that the attempt before did not come to.
-        self.between_steps(job, set())
+        requests = self.between_steps(job, frozenset())
+        return requests if requests == STOP else None
 
-    def between_steps(self, job: "Job", agreed: set[str]) -> None:
-        if "stop" in agreed:  # the run that resumes evaluates first
-            return
+    def between_steps(self, job: "Job", requests: Requests) -> Requests | None:
+        if "stop" in requests:  # the run that resumes evaluates first
+            return None
+        try:
+            self.score(job)
+        except Interrupted:
+            return STOP
+        return SAVE if self.is_best(job) else None
+
+    def score(self, job: "Job") -> None:
+        """Make the evaluations that are due. Raises Interrupted."""
         config = job.config
         validate_every, core_every = config.eval_every, config.core_every
         if not config.eval_tokens:
@@ -117,11 +130,9 @@ class Evaluation(Hook):
             self.validate(job)
         if self.core and self.core_score.is_due(job.step, core_every):
             self.score_core(job)
-        if self.is_best(job):
-            agreed.add("save")
 
     def validate(self, job: "Job", full: bool = False) -> Any:
-        """Score held-out text. Returns the result, None where it failed. Raises StopTraining."""
+        """Score held-out text. Returns the result, None where it failed. Raises Interrupted."""
         score = functools.partial(self.evaluator, full=full)
         result, values = self.validation.run(job, score, FULL_SET if full else 1)
         if result is None:
@@ -136,7 +147,7 @@ class Evaluation(Hook):
         return result
 
     def score_core(self, job: "Job") -> None:
-        """Score CORE's tasks. Raises StopTraining."""
+        """Score CORE's tasks. Raises Interrupted."""
         core = self.core
         assert core
 
@@ -188,7 +199,15 @@ class Evaluation(Hook):
         for score in (self.validation, self.core_score):
             score.last_at = min(score.last_at, job.step)
 
-    def at_end(self, job: "Job") -> None:
+    def at_end(self, job: "Job") -> Requests | None:
+        try:
+            self.score_at_end(job)
+        except Interrupted:
+            return STOP
+        return None
+
+    def score_at_end(self, job: "Job") -> None:
+        """Score all held-out text, and CORE. Raises Interrupted."""
         result = None
         if job.config.eval_tokens:
             job.recorder.say("Final evaluation on held-out text. EVAL_TOKENS=0 skips it.")

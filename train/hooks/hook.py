@@ -1,6 +1,7 @@
 """What the loop calls around a step. A feature keeps its state in one file and plugs in as a hook.
 
-assemble.py lists the hooks of a run in their order, which is the same on all ranks.
+assemble.py lists the hooks of a run in their order, which is the same on all ranks. A hook that wants the run to
+stop or to save returns that, and the loop does it.
 """
 
 from collections.abc import Mapping
@@ -14,26 +15,32 @@ if TYPE_CHECKING:
     from train.step import StepNumbers
 
 
-class StopTraining(Exception):
-    """All ranks leave the loop after this step, and save. A hook raises it on all ranks or on none."""
+# What a hook wants of the loop: "stop" (save and leave), "save", "data" (wait for data before the next step).
+Requests = frozenset[str]
+STOP: Requests = frozenset({"stop"})
+SAVE: Requests = frozenset({"save"})
 
 
 class Hook:
-    """Does nothing. A hook overrides what it needs; all ranks call each method together."""
+    """Does nothing. A hook overrides what it needs; all ranks call each method together.
+
+    A hook returns "stop" on all ranks or on none.
+    """
 
     def join(self, job: "Job") -> None:
         """Find others that take part. The attempt is not recorded yet, and may still be refused."""
 
-    def at_start(self, job: "Job") -> None:
-        """Before the first step of an attempt, which stands where its checkpoint does."""
+    def at_start(self, job: "Job") -> Requests | None:
+        """Before the first step of an attempt, which stands where its checkpoint does. May return "stop"."""
+        return None
 
-    def before_step(self, job: "Job") -> float:
-        """Outside of what is timed. May wait for others, and may add to job.requests.
+    def before_step(self, job: "Job") -> Requests | None:
+        """Outside of what is timed. May wait for others; what counts as the step's own time goes to job.waited_s.
 
         Returns:
-            Seconds of waiting that count as the step's own.
+            What this rank wants after the step; one rank is enough for all to do it, of "save" the first.
         """
-        return 0.0
+        return None
 
     def after_step(self, job: "Job", numbers: "StepNumbers") -> Mapping[str, Any]:
         """After a step that was taken, before it is recorded. Must not wait for others.
@@ -43,11 +50,15 @@ class Hook:
         """
         return {}
 
-    def between_steps(self, job: "Job", agreed: set[str]) -> None:
+    def between_steps(self, job: "Job", requests: Requests) -> Requests | None:
         """After a step that was taken and recorded. May wait for others.
 
-        agreed: what the ranks asked for in the step. A hook may add what all ranks ask for alike.
+        requests: what is to be done after this step.
+
+        Returns:
+            What is to be done too, the same on all ranks.
         """
+        return None
 
     def before_save(self, job: "Job", manifest: dict[str, Any]) -> "dict[str, Tensor] | None":
         """Add to what the manifest of a checkpoint keeps.
@@ -72,8 +83,9 @@ class Hook:
     def after_jump(self, job: "Job") -> None:
         """Samples or steps are passed over, or the run went back: the next batch is another than was expected."""
 
-    def at_end(self, job: "Job") -> None:
-        """All steps are made and saved."""
+    def at_end(self, job: "Job") -> Requests | None:
+        """All steps are made and saved. May return "stop"."""
+        return None
 
     def close(self, job: "Job", code: int, is_hurried: bool) -> bool | None:
         """The attempt ends with this exit code. Called on whatever ranks still can. is_hurried: do not wait.

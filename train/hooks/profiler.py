@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, record_function
 
 from record.durable import write_whole
 from train.distributed.world import from_all
-from train.hooks.hook import Hook
+from train.hooks.hook import Hook, Requests
 from train.profile import time_shares
 from train.profile.time_shares import DATA, STEP
 from train.step import StepNumbers
@@ -50,13 +50,12 @@ class Profiler(Hook):
                 f"{last_step - job.step} are left. Set a larger MAX_STEPS or TRAIN_TOKENS."
             )
 
-    def before_step(self, job: "Job") -> float:
+    def before_step(self, job: "Job") -> None:
         """Mark that a step begins, with the wait for its batch."""
         self.end_step()  # one that was skipped
         if self.profiler:
             self.mark = record_function(STEP)
             self.mark.__enter__()
-        return 0.0
 
     def after_step(self, job: "Job", numbers: StepNumbers) -> dict[str, Any]:
         self.end_step()
@@ -71,7 +70,7 @@ class Profiler(Hook):
             self.mark = None
             self.recorded += 1
 
-    def between_steps(self, job: "Job", agreed: set[str]) -> None:
+    def between_steps(self, job: "Job", requests: Requests) -> None:
         """Start or finish recording if it is time. All ranks do so after the same step, and wait for each other."""
         if self.profiler:
             is_due = self.recorded >= len(self.steps)

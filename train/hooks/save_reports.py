@@ -3,7 +3,7 @@
 import time
 from typing import TYPE_CHECKING, Any
 
-from train.hooks.hook import Hook
+from train.hooks.hook import SAVE, Hook, Requests
 from train.step import StepNumbers
 from train.when_to_save import report
 
@@ -17,12 +17,12 @@ class SaveReports(Hook):
     def __init__(self) -> None:
         self.is_warm = False
 
-    def before_step(self, job: "Job") -> float:
+    def before_step(self, job: "Job") -> Requests | None:
         report(job, job.saver.poll())
         age_s = time.perf_counter() - job.saver.began
         if job.world.is_first and age_s > 60 * job.config.save_minutes:
-            job.requests.add("save")
-        return 0.0
+            return SAVE
+        return None
 
     def after_step(self, job: "Job", numbers: StepNumbers) -> dict[str, Any]:
         if not self.is_warm and job.config.save_every != 0:

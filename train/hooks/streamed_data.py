@@ -5,12 +5,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch import Tensor
 
-from train.checkpoint import find
+from train.checkpoint import find, resume
 from train.data.manifest import DataError
 from train.data.streaming.consumer import FIRST_LINE_S, Feed
 from train.distributed.world import from_all
-from train.faults import recovery
-from train.hooks.hook import Hook, StopTraining
+from train.hooks.hook import STOP, Hook, Requests
 from train.step import StepNumbers
 from train.when_to_save import save
 
@@ -18,39 +17,48 @@ if TYPE_CHECKING:
     from train.job import Job
 
 
+class Interrupted(Exception):
+    """A rank was told to stop while all wait for data. Raised on all ranks."""
+
+
 class StreamedData(Hook):
     """Has training wait where a rank lacks the data of the next step.
 
     Attributes:
         is_starved: whether any rank may lack them.
-        waited_s: for the step that comes.
+        needs_room: whether a checkpoint would let shards be deleted.
     """
 
     def __init__(self, feed: Feed):
         self.feed = feed
         self.is_starved = True
-        self.waited_s = 0.0
+        self.needs_room = False
         self.opened: Any = None  # what of the data the checkpoint has seen, until it is compared
 
-    def at_start(self, job: "Job") -> None:
-        self.wait(job)
-        if self.opened:
-            recovery.check_data(job, self.opened)
+    def at_start(self, job: "Job") -> Requests | None:
+        requests = self.wait(job)
+        if self.opened and not requests:
+            resume.check_data(job, self.opened)
             self.opened = None
+        return requests
 
-    def before_step(self, job: "Job") -> float:
-        if self.is_starved:
-            self.wait(job)
+    def before_step(self, job: "Job") -> Requests | None:
+        if self.is_starved and self.wait(job):
+            return STOP
         self.tell_producer(job)
-        job.requests.discard("data")
+        requests = set()
+        if self.needs_room:
+            requests.add("save")
         if job.step + 1 < job.config.last_step and job.loader.lacking(job.step + 1, job.gaps):
-            job.requests.add("data")
-        return self.waited_s
+            requests.add("data")
+        return frozenset(requests)
 
     def after_step(self, job: "Job", numbers: StepNumbers) -> dict[str, Any]:
         self.is_starved = "data" in numbers.requests
-        self.waited_s = 0.0
         return {}
+
+    def before_save(self, job: "Job", manifest: dict[str, Any]) -> None:
+        self.needs_room = False
 
     def after_load(
         self, job: "Job", manifest: Mapping[str, Any], tensors: dict[str, Tensor]
@@ -63,10 +71,10 @@ class StreamedData(Hook):
     def close(self, job: "Job", code: int, is_hurried: bool) -> None:
         self.feed.close()
 
-    def wait(self, job: "Job") -> None:
-        """Wait, all ranks together, until each has the data of the next step.
+    def wait(self, job: "Job") -> Requests | None:
+        """Wait, all ranks together, until each has the data of the next step, or one was told to stop.
 
-        Raises StopTraining; DataError, after saving, where waiting is of no use.
+        Raises DataError, after saving, where waiting is of no use.
         """
         limit_s = job.config.start_timeout_s
 
@@ -74,7 +82,7 @@ class StreamedData(Hook):
             self.tell_producer(job, now=True)
             job.deadlines.progress(limit_s)
             if any(from_all(job.interrupt.asked is not None)):
-                raise StopTraining
+                raise Interrupted
             return job.loader.lacking(job.step, job.gaps)
 
         def say(line: str) -> None:
@@ -84,15 +92,18 @@ class StreamedData(Hook):
         with job.activity("waiting for data", limit_s, "START_TIMEOUT_S"):
             try:
                 waited_s = self.feed.wait(find_lacking, say)
+            except Interrupted:
+                return STOP
             except DataError as error:
                 self.give_up(job, error)
         self.is_starved = False
-        self.waited_s += waited_s
+        job.waited_s += waited_s
         if waited_s > FIRST_LINE_S:
             job.recorder.say(
                 f"waited {waited_s:.1f} s for data at step {job.step}: their producer is slower than training"
             )
             job.status.phase("training")
+        return None
 
     def give_up(self, job: "Job", problem: DataError) -> NoReturn:
         """Save what there is, and raise DataError on all ranks."""
@@ -124,4 +135,4 @@ class StreamedData(Hook):
         # Other ranks may be looking already whether they have the step after the one that begins.
         self.feed.make_room(job.loader.sources, job.loader.mixture.orders, through, beyond)
         if self.feed.excess > 0 and job.loader.open_groups(at) != job.loader.open_groups(through):
-            job.requests.add("save")
+            self.needs_room = True

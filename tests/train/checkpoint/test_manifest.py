@@ -10,7 +10,7 @@ from tests.train.checkpoint.test_checkpoint import save, trained
 from train.checkpoint import manifest
 from train.checkpoint.manifest import OtherFormat
 
-STATES = {  # as train/faults/recovery.py has them
+STATES = {  # as train/checkpoint/resume.py has them
     "tokens": 1536,
     "evaluated_at": 3,
     "val_loss": math.nan,

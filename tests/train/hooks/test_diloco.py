@@ -12,7 +12,6 @@ from tests.train.diloco.alone import Alone, train
 from tests.train.making import make_job
 from train.data.mixture import Gap
 from train.distributed.world import PeersDiffer, PeersMissing
-from train.faults import recovery
 from train.hooks.diloco import DiLoCo
 
 
@@ -34,7 +33,7 @@ def step_to(job, step):
     """Take steps as train() does; one that is made again counts again."""
     while job.step < step:
         job.step += 1
-        job.hooks[0].between_steps(job, set())
+        job.hooks[0].between_steps(job, frozenset())
 
 
 def train_to_end(job, last_step):
@@ -96,7 +95,7 @@ def test_going_back_after_an_exchange_that_ended_early_passes_nothing_over_twice
     step_to(job, 7)
     train(site.model, 0)
     job.guard.skips = 3
-    recovery.go_back(job)
+    job.recovery.roll_back(job)
     assert (job.step, site.last_sync_step, job.gaps) == (7, 8, (Gap(7, 0),))
     assert torch.equal(site.model.embed_tokens, site.outer.weights["embed_tokens"])
     assert not site.is_due(12) and site.is_due(13)

@@ -13,7 +13,7 @@ from train.checkpoint.find import best
 from train.evaluate.scoring import ScoringFailed
 from train.evaluate.validation import Validation
 from train.hooks.evaluation import Evaluation
-from train.hooks.hook import StopTraining
+from train.hooks.hook import SAVE, STOP
 
 
 def score(*_, **__):
@@ -82,7 +82,7 @@ def test_an_evaluation_is_due_once_at_its_step_and_not_at_the_last(
             for name, method in (("text", "validate"), ("core", "score_core")):
                 row = (name, step, last)
                 monkeypatch.setattr(hook, method, lambda job, row=row: due.append(row))
-            hook.between_steps(job, set())
+            hook.between_steps(job, frozenset())
     assert due == expected
 
 
@@ -100,8 +100,8 @@ def test_core_is_scored_once_at_the_end(make, monkeypatch, last, scored):
 def test_an_evaluation_that_fails_costs_its_number_and_is_not_tried_again(make, caplog):
     caplog.set_level("INFO")
     job, hook = make(fail, step=4)
-    hook.between_steps(job, set())
-    hook.between_steps(job, set())
+    hook.between_steps(job, frozenset())
+    hook.between_steps(job, frozenset())
     (entry,) = evaluations(job)
     assert entry["val_loss"] is None and entry["error"] == "rank 1: no such file"
     assert entry["eval_s"] >= 0 and hook.loss_at(4) is None
@@ -110,10 +110,9 @@ def test_an_evaluation_that_fails_costs_its_number_and_is_not_tried_again(make, 
 
 def test_one_that_is_interrupted_stops_the_run_and_is_made_by_the_next_attempt(make):
     job, hook = make(lambda *_, **__: None, step=4)
-    with pytest.raises(StopTraining):
-        hook.between_steps(job, set())
+    assert hook.at_start(job) == hook.between_steps(job, frozenset()) == hook.at_end(job) == STOP
     hook.evaluator = score
-    hook.between_steps(job, {"stop"})
+    assert hook.between_steps(job, STOP) is None
     assert evaluations(job) == []
     hook.at_start(job)
     (entry,) = evaluations(job)
@@ -168,9 +167,7 @@ def test_a_checkpoint_that_was_evaluated_since_knows_its_loss(make):
 def test_only_an_evaluation_that_beats_all_checkpoints_asks_for_one(make):
     def is_best(step, loss, at=None, **changes):
         job, hook = make(step=step, at=at or step, loss=loss, **{"keep_best": True} | changes)
-        agreed = set()
-        hook.between_steps(job, agreed)
-        return job, "save" in agreed
+        return job, hook.between_steps(job, frozenset()) == SAVE
 
     job, asks = is_best(2, 3.0)
     assert asks

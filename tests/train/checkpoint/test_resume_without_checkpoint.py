@@ -1,4 +1,4 @@
-"""train/faults/recovery.py: what a run without a checkpoint is told."""
+"""train/checkpoint/resume.py: what a run without a checkpoint is told."""
 
 from types import SimpleNamespace
 from typing import cast
@@ -9,7 +9,7 @@ from record.locks import RunFolderError
 from record.metrics import Recorder
 from record.run_paths import RunPaths
 from tests.train.making import ALONE
-from train.faults import recovery
+from train.checkpoint import resume
 from train.job import Job
 
 KILLED = [("start", 0), ("step", 1), ("step", 2)]
@@ -40,7 +40,7 @@ def test_a_run_without_a_checkpoint_starts_again_unless_it_has_lost_one(
     job = SimpleNamespace(paths=paths, world=ALONE, recorder=Recorder(paths, True, 1, 20, 5))
     refusal = ""
     try:
-        recovery.resume(cast(Job, job), {})
+        resume.resume(cast(Job, job), {})
     except RunFolderError as error:
         refusal = str(error)
     assert bool(refusal) == ("but" in words)
