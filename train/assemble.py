@@ -81,9 +81,9 @@ class Stopwatch:
         self.last = now
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Attempt:
-    """An attempt at a run. Creating one compares it with those before; raises SettingsError.
+    """An attempt at a run.
 
     Attributes:
         is_shared: whether all nodes see the run's folder.
@@ -91,7 +91,7 @@ class Attempt:
         identity: of the run, made by the first attempt.
         number: of the attempt, from 0.
         changes: settings that are other than then: name -> [old, new].
-        watch: ends what hangs, from here on.
+        watch: ends what hangs.
     """
 
     config: Config
@@ -99,31 +99,60 @@ class Attempt:
     world: World
     interrupt: Interrupt
     status: Status
-    is_shared: bool
     stopwatch: Stopwatch
+    is_shared: bool
+    before: dict[str, Any]
+    identity: Identity
+    changes: dict[str, list]
+    watch: Watchdog
 
-    def __post_init__(self) -> None:
-        config, paths, world, status = self.config, self.paths, self.world, self.status
-        self.before: dict[str, Any] = from_first(stored_config(paths) if world.is_first else {})
-        self.identity = Identity.of(self.before, config)
-        self.number = len(self.before.get("attempts", []))
-        self.changes: dict[str, list] = {}
-        if self.before:
-            stored = self.before["settings"]
-            complaints, self.changes = compare_with_stored(stored, config.values())
-            if complaints:
-                raise SettingsError([f"{complaint} [{paths.config}]" for complaint in complaints])
-        warn_short_grace_period(config, world, status)
-        check_shared_folder(config, paths, world, self.is_shared)
-        if world.is_first:
-            for line in watchdog.set_aside_stacks(paths.hang):
-                log.warning("the attempt before: %s", line)
-        from_first(None)  # the stacks of that attempt are out of the way
-        self.watch = Watchdog(paths.hang, world.rank, world.hosts, at_end=lambda: hung(status))
-        self.watch.expect("opening the data", config.start_timeout_s)
-        set_timeout(COLLECTIVE_S, [])  # from here on the watchdog ends what hangs
-        # From here on the run is touched, and its status says so.
-        status.phase("data", attempt=self.number)
+    @property
+    def number(self) -> int:
+        return len(self.before.get("attempts", []))
+
+
+def begin_attempt(
+    config: Config,
+    paths: RunPaths,
+    world: World,
+    interrupt: Interrupt,
+    status: Status,
+    stopwatch: Stopwatch,
+    is_shared: bool,
+) -> Attempt:
+    """Compare with the attempts before, and watch from here on for what hangs. Raises SettingsError."""
+    before: dict[str, Any] = from_first(stored_config(paths) if world.is_first else {})
+    identity = Identity.of(before, config)
+    changes: dict[str, list] = {}
+    if before:
+        complaints, changes = compare_with_stored(before["settings"], config.values())
+        if complaints:
+            raise SettingsError([f"{complaint} [{paths.config}]" for complaint in complaints])
+    warn_short_grace_period(config, world, status)
+    check_shared_folder(config, paths, world, is_shared)
+    if world.is_first:
+        for line in watchdog.set_aside_stacks(paths.hang):
+            log.warning("the attempt before: %s", line)
+    from_first(None)  # the stacks of that attempt are out of the way
+    watch = Watchdog(paths.hang, world.rank, world.hosts, at_end=lambda: hung(status))
+    watch.expect("opening the data", config.start_timeout_s)
+    set_timeout(COLLECTIVE_S, [])  # from here on the watchdog ends what hangs
+    attempt = Attempt(
+        config,
+        paths,
+        world,
+        interrupt,
+        status,
+        stopwatch,
+        is_shared,
+        before,
+        identity,
+        changes,
+        watch,
+    )
+    # From here on the run is touched, and its status says so.
+    status.phase("data", attempt=attempt.number)
+    return attempt
 
 
 def build_job(attempt: Attempt) -> Job:

@@ -52,7 +52,7 @@ NOTHING_TRAINED = "Stopping. Nothing was trained yet."
 
 
 @dataclasses.dataclass(frozen=True)
-class Attempt:
+class AttemptEnd:
     """One start of the trainer, which is over.
 
     Attributes:
@@ -111,7 +111,7 @@ class Launcher:
             complain(f"launch: exit code {attempt.code}: {attempt.reason}")
         return attempt.code
 
-    def supervise(self, folder: Path) -> Attempt:
+    def supervise(self, folder: Path) -> AttemptEnd:
         """Start the module, and again after each failure.
 
         Give up after MAX_RESTARTS restarts without a new checkpoint. The pauses before them grow.
@@ -152,7 +152,7 @@ class Launcher:
                     f"Read the trainer's last words in {self.paths.folder}/logs/"
                 )
                 reason = attempt.reason and f"the trainer said last: {attempt.reason}"
-                return Attempt(NO_PROGRESS, reason)
+                return AttemptEnd(NO_PROGRESS, reason)
             else:
                 pause_s = min(FIRST_PAUSE_S * 2**failures, LONGEST_PAUSE_S)
                 failures += 1
@@ -166,22 +166,22 @@ class Launcher:
             # Workers whose torchrun was killed end a moment later.
             locks.wait_until_free(self.paths)
 
-    def attempt(self, environment: Mapping[str, str], folder: Path) -> Attempt:
+    def attempt(self, environment: Mapping[str, str], folder: Path) -> AttemptEnd:
         """Start the module once, on all nodes together."""
         if self.has_peers:
             end = rendezvous.meet(self.config, self.processes, lambda: self.children.stop_requested)
             if end:  # all nodes get the same answer
-                return Attempt(end.code, has_met=False)
+                return AttemptEnd(end.code, has_met=False)
         if self.children.stop_requested:
-            return Attempt(INTERRUPTED)
+            return AttemptEnd(INTERRUPTED)
         command = self.build_command()
         environment = {**environment, "LAUNCHED_AT": str(time.monotonic())}
         self.started_at = time.time()
         try:
             if self.has_peers or self.processes > 1:
                 code, reported, reason = self.run_reporting(command, environment, folder)
-                return Attempt(self.choose_code(code, reported), reason)
-            return Attempt(self.choose_code(self.children.run(command, environment)))
+                return AttemptEnd(self.choose_code(code, reported), reason)
+            return AttemptEnd(self.choose_code(self.children.run(command, environment)))
         finally:
             self.started_at = math.inf
 

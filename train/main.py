@@ -28,7 +28,7 @@ from record.trackers.processes import check_trackers
 from settings import ROOT, ExpectedError
 from settings.config import Config
 from train import console, loop
-from train.assemble import Attempt, Stopwatch, build_job
+from train.assemble import Attempt, Stopwatch, begin_attempt, build_job
 from train.children import end_with_parent
 from train.data.data_paths import fit_vocabulary
 from train.diloco.result import RunIsOver
@@ -138,7 +138,9 @@ def run(process: Process, training: Training) -> int:
     process.status = status.of_run(config, paths, world.is_first)
     if world.is_first:
         console.report_quiet(process.status.describe_phase)
-    attempt = Attempt(config, paths, world, process.interrupt, process.status, is_shared, stopwatch)
+    attempt = begin_attempt(
+        config, paths, world, process.interrupt, process.status, stopwatch, is_shared
+    )
     job = process.job = training.build_job(attempt)
     is_done = loop.train(job)
     limit_s = config.start_timeout_s + config.sample_tokens
