@@ -173,8 +173,7 @@ def skip_step(job: "Job", batch: Batch, numbers: StepNumbers, seconds: float) ->
     job.recorder.say(
         f"step {step}: loss={numbers.loss:.4g} grad_norm={numbers.grad_norm:.4g}: "
         f"{job.guard.explain(numbers.refused)}. The weights were not touched, the step is skipped. "
-        f"Samples {first} to {last}, the first: {', '.join(names[:4])}. Their losses one by one: "
-        f"make replay RUN_NAME={config.run_name} STEP={step}"
+        f"Samples {first} to {last}, the first: {', '.join(names[:4])}"
     )
     job.gaps = with_gap(job.gaps, job.step, config.batch_windows)
     for hook in job.hooks:
