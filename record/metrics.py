@@ -28,8 +28,7 @@ Keys of every record: `time` (Unix seconds), `mono_s` (the monotonic clock of th
     skip            step: whose update was not taken, reason: loss, grad_norm or nonfinite, loss, grad_norm and step_ms
                     of that step, samples: [first, last], names: where they come from, documents: the first 32
                     (sample, source, shard; file, row from 1 and hash if the shard has an index; text: the first 200
-                    characters, with escapes), suspects: ranks that came to
-                    another loss (summed, nats) when it was computed again: rank, host, loss, again
+                    characters, with escapes)
     rollback        step: to which the run goes back, from: where it was, passed_over: sequences that are left out from
                     here on, documents: the first of these, seconds: until training went on, stall_s: waited before for
                     a synchronization that failed

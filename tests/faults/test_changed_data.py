@@ -79,7 +79,7 @@ def shaken(tmp_path):
     return Shaken(tmp_path)
 
 
-@pytest.mark.fault(46)
+@pytest.mark.fault(45)
 @pytest.mark.parametrize(
     ("change", "size"),
     [(overwrite, 1), (cut, 1), (overwrite, 2)],
@@ -108,7 +108,7 @@ def test_a_shard_that_changes_is_not_trained_on_and_nothing_is_lost(shaken, alon
         assert shaken.losses == alone.losses and shaken.has_tensors_of(alone, 24)
 
 
-@pytest.mark.fault(46)
+@pytest.mark.fault(45)
 @pytest.mark.parametrize("seen_at", [{0: 19}, {0: 19, 1: 99}], ids=["one", "first of two"])
 def test_a_change_that_shows_late_takes_the_run_back_to_the_checkpoint_before_it(
     shaken, alone, seen_at

@@ -24,7 +24,6 @@ from train.data.manifest import DataError
 from train.data.mixture import Gap, sample_range, with_gap
 from train.data.sample_text import list_documents
 from train.distributed.world import from_first
-from train.faults.double_check import describe_suspects, find_suspects
 from train.faults.guard import LOOK_BACK, MAX_ROLLBACKS, GuardError
 from train.step import StepNumbers
 
@@ -142,8 +141,6 @@ def states(job: "Job") -> dict[str, Any]:
 def skip_step(job: "Job", batch: Batch, numbers: StepNumbers, seconds: float) -> None:
     """A step's update was not made: pass over its samples, and go back if that has not helped several times.
 
-    Its losses are computed once more, and hardware that comes to another result is named.
-
     Raises GuardError, on all ranks, where going back has not helped either.
     """
     for hook in job.hooks:
@@ -151,12 +148,6 @@ def skip_step(job: "Job", batch: Batch, numbers: StepNumbers, seconds: float) ->
     config, step = job.config, job.step + 1
     names = job.loader.names(numbers.samples) if job.world.is_first else []
     first, last = min(numbers.samples), max(numbers.samples)
-    facts = {}
-    if not config.lora_dropout:  # else another mask gives another loss
-        with job.activity("computing a refused step again", config.start_timeout_s):
-            if suspects := find_suspects(job, batch, numbers.losses):
-                facts["suspects"] = suspects
-                job.recorder.say(describe_suspects(suspects, job.world.device_name))
     job.recorder.event(
         "skip",
         step,
@@ -168,7 +159,6 @@ def skip_step(job: "Job", batch: Batch, numbers: StepNumbers, seconds: float) ->
         step_ms=1000 * seconds,
         loss=numbers.loss,
         grad_norm=numbers.grad_norm,
-        **facts,
     )
     job.recorder.say(
         f"step {step}: loss={numbers.loss:.4g} grad_norm={numbers.grad_norm:.4g}: "

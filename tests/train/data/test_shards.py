@@ -406,7 +406,7 @@ def opened(tmp_path, monkeypatch):
     return path, shards
 
 
-@pytest.mark.fault(46)
+@pytest.mark.fault(45)
 @pytest.mark.parametrize(
     ("spoil", "size"),
     [
