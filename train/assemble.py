@@ -41,7 +41,6 @@ from train.faults.deadlines import Deadlines
 from train.faults.guard import Guard
 from train.faults.memory_advice import memory_advice, refuse_out_of_memory
 from train.faults.watchdog import Watchdog
-from train.hooks.changed_data import ChangedData
 from train.hooks.diloco import DiLoCo
 from train.hooks.evaluation import Evaluation
 from train.hooks.final_sample import FinalSample
@@ -165,7 +164,6 @@ def list_hooks(job: Job, data: Data, core: Core | None) -> list[Hook]:
         Trackers(),
         SaveReports(),
         StreamedData(data.feed) if data.feed else None,
-        ChangedData(),
         DiLoCo() if config.replicas > 1 else None,  # before what is evaluated or saved
         Evaluation(data.evaluator, core, data.compressed),
         FinalSample(),

@@ -3,6 +3,9 @@
 import time
 from typing import Any
 
+from train.data.batch import Batch
+from train.data.manifest import DataError
+from train.distributed.world import from_all
 from train.faults import recovery
 from train.hooks.hook import StopTraining
 from train.job import Job
@@ -42,7 +45,8 @@ def train(job: Job) -> bool:
             )
             step_s = time.perf_counter() - began
             if numbers.refused:
-                recovery.skip_step(job, batch, numbers, step_s)
+                refuse_bad_data(job, batch)
+                recovery.skip_step(job, numbers, step_s)
             else:
                 job.deadlines.end_step(step_s)
                 values = job.rates.of_step(numbers, step_s + waited_s)
@@ -59,6 +63,20 @@ def train(job: Job) -> bool:
         job.recorder.event("signal", job.step, job.tokens, name=name)
         return False
     return True
+
+
+def refuse_bad_data(job: Job, batch: Batch) -> None:
+    """Save the run and raise DataError, on all ranks, if one of them could not read its samples.
+
+    The weights have seen nothing of the bad shard: its step was skipped on all ranks.
+    """
+    problems = from_all(batch.problem)
+    for rank, problem in enumerate(problems):
+        if problem:
+            save(job, wait=True)
+            raise DataError(
+                f"{job.world.hosts[rank]}, rank {rank}: {problem}. Then run the same command to resume"
+            )
 
 
 def finish_step(job: Job, numbers: StepNumbers, step_s: float, values: dict[str, Any]) -> None:

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from record.locks import RunFolderError
 from train.checkpoint import checkpoint, find
-from train.data.batch import Batch
 from train.data.manifest import DataError
 from train.data.mixture import Gap, sample_range, with_gap
 from train.data.sample_text import list_documents
@@ -138,13 +137,11 @@ def states(job: "Job") -> dict[str, Any]:
     }
 
 
-def skip_step(job: "Job", batch: Batch, numbers: StepNumbers, seconds: float) -> None:
+def skip_step(job: "Job", numbers: StepNumbers, seconds: float) -> None:
     """A step's update was not made: pass over its samples, and go back if that has not helped several times.
 
     Raises GuardError, on all ranks, where going back has not helped either.
     """
-    for hook in job.hooks:
-        hook.after_refusal(job, batch)
     config, step = job.config, job.step + 1
     names = job.loader.names(numbers.samples) if job.world.is_first else []
     first, last = min(numbers.samples), max(numbers.samples)
