@@ -1,12 +1,12 @@
 """Token shards on disk: written once, described by a manifest, verified before anything is read from them.
 
     DATA_DIR/SOURCE/REVISION/TOKENIZER/manifest.json   sizes, hashes and counts of every shard
-                                       train_00000.bin train_00000.index validation_00000.bin ...
+                                       train_00000.bin validation_00000.bin ...
 
 A shard is a 256-byte header and little-endian token ids, uint16 where the vocabulary fits and uint32
 where not. Documents never cross a shard; each begins with the end-of-text token. The manifest
 (manifest.py) is rewritten after each seal and says where in the source a shard begins, so that any
-shard can be made again. The index (document_index.py) says which document is where; nothing needs it.
+shard can be made again.
 
 Opening a source checks every size and header. The hash of a shard is checked by a thread ahead of
 training, before its tokens are first handed out. Each read checks that nobody has written to the

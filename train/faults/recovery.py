@@ -21,7 +21,7 @@ from record.locks import RunFolderError
 from train.checkpoint import checkpoint, find
 from train.data.manifest import DataError
 from train.data.mixture import Gap, sample_range, with_gap
-from train.data.sample_text import list_documents
+from train.data.sample_text import list_texts
 from train.distributed.world import from_first
 from train.faults.guard import LOOK_BACK, MAX_ROLLBACKS, GuardError
 from train.step import StepNumbers
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-DOCUMENTS = 32  # of a skipped step, or of what a rollback passes over, that the record lists
+TEXTS = 32  # of a skipped step, or of what a rollback passes over, that the record has
 
 
 def resume(job: "Job", changes: dict[str, list], is_streamed: bool = False) -> None:
@@ -152,7 +152,7 @@ def skip_step(job: "Job", numbers: StepNumbers, seconds: float) -> None:
         reason=numbers.refused,
         samples=[first, last],
         names=names if numbers.refused == "nonfinite" else names[:16],
-        documents=documents_of(job, numbers.samples),
+        texts=texts_of(job, numbers.samples),
         step_ms=1000 * seconds,
         loss=numbers.loss,
         grad_norm=numbers.grad_norm,
@@ -171,14 +171,14 @@ def skip_step(job: "Job", numbers: StepNumbers, seconds: float) -> None:
             go_back(job)
 
 
-def documents_of(job: "Job", samples: Sequence[int]) -> list[dict[str, Any]]:
-    """List the first documents of samples, for the record, which only the first rank writes.
+def texts_of(job: "Job", samples: Sequence[int]) -> list[dict[str, Any]]:
+    """List how samples begin, for the record, which only the first rank writes.
 
     Fine-tuning has no shards and lists none.
     """
     if not (job.world.is_first and job.loader.sources):
         return []
-    return list_documents(job.loader, job.vocabulary, samples, DOCUMENTS)
+    return list_texts(job.loader, job.vocabulary, samples, TEXTS)
 
 
 def go_back(job: "Job") -> None:
@@ -228,7 +228,7 @@ def pass_over(job: "Job", here: int, since: int, began: float, **values: float) 
         job.step,
         job.tokens,
         passed_over=len(passed_over),
-        documents=documents_of(job, passed_over),
+        texts=texts_of(job, passed_over),
         seconds=time.perf_counter() - began,
         **values,
         **{"from": here},
