@@ -303,7 +303,8 @@ def record_attempt(
         }
         whole = {
             "schema": 1,
-            "settings": config.stored(),
+            # A setting that is gone keeps its value: NEAR_DUPLICATES decides where the shards are.
+            "settings": attempt.before.get("settings", {}) | config.stored(),
             "identity": job.identity.stored(),
             "data_fingerprint": job.data_fingerprint,
             "validation_shards": validation_shards,

@@ -35,9 +35,9 @@ from train.data import data_paths
 from train.data.data_paths import (
     data_dir,
     find_repetition,
+    has_dropped_near_duplicates,
     is_enough,
     pinned_of,
-    prepared_of,
     shard_folder,
     source_of,
     token_limit,
@@ -45,7 +45,6 @@ from train.data.data_paths import (
     wanted_tokens,
 )
 from train.data.manifest import DataError, read_manifest
-from train.data.near_duplicates import drop_near_duplicates
 from train.data.progress import Progress
 from train.data.shard_writer import Maker
 from train.data.shards import ShardSet
@@ -144,26 +143,26 @@ def source_folder(c: Config, name: str, v: Vocabulary) -> Path:
 
 
 def find_unfinished(c: Config, v: Vocabulary) -> list[str]:
-    """Return the sources of which not all shards are there."""
-    return [name for name in c.mixture if not is_finished(c, name, v)]
+    """Return the sources of which not all shards are there.
+
+    Raises DataError if those of a run that began with NEAR_DUPLICATES=drop are missing.
+    """
+    unfinished = [name for name in c.mixture if not is_finished(c, name, v)]
+    if unfinished and has_dropped_near_duplicates(c):
+        raise DataError(
+            f"{source_folder(c, unfinished[0], v)}: has not all shards, and run {c.run_name} began "
+            "with NEAR_DUPLICATES=drop: such shards are no longer made. Restore them and the run's "
+            "TRAIN_TOKENS, or start a new run with another RUN_NAME"
+        )
+    return unfinished
 
 
 def streams(c: Config, v: Vocabulary) -> bool:
-    """Whether shards are made while the run trains: where DATA_STREAM says so, or a source on the hub has none.
-
-    Raises DataError where that is so and near-duplicates must be left out.
-    """
+    """Whether shards are made while the run trains: where DATA_STREAM says so, or a source on the hub has none."""
     unfinished = find_unfinished(c, v)
     if c.data_stream == "auto":
-        is_streamed = any(source_of(c, name).kind == "hub" for name in unfinished)
-    else:
-        is_streamed = c.data_stream == "1" and bool(unfinished)
-    if is_streamed and c.near_duplicates == "drop":
-        raise DataError(
-            f"NEAR_DUPLICATES=drop: {', '.join(unfinished)} cannot be streamed then. "
-            "Prepare all of it first: make data NEAR_DUPLICATES=drop"
-        )
-    return is_streamed
+        return any(source_of(c, name).kind == "hub" for name in unfinished)
+    return c.data_stream == "1" and bool(unfinished)
 
 
 def is_finished(c: Config, name: str, v: Vocabulary) -> bool:
@@ -299,10 +298,8 @@ def refuse_repetition(c: Config, sources: dict[str, ShardSet], begun: bool = Fal
 
 
 def maker_of(c: Config, name: str, v: Vocabulary) -> Maker:
-    files = files_of(c, pinned_of(c, name))
-    folder = source_folder(c, name, v)
-    read = drop_near_duplicates if c.near_duplicates == "drop" else documents
-    return Maker(prepared_of(c, name), v, folder, data_paths.SHARD_TOKENS, files, read)
+    p = pinned_of(c, name)
+    return Maker(p, v, source_folder(c, name, v), data_paths.SHARD_TOKENS, files_of(c, p))
 
 
 def make_source(c: Config, name: str, v: Vocabulary) -> None:
@@ -347,7 +344,7 @@ def make_source(c: Config, name: str, v: Vocabulary) -> None:
 def compressed_bpb(maker: Maker) -> dict[str, float]:
     """Return the bits per byte that general compressors need for the held-out documents, all in one file."""
     held_out = bytearray()
-    for item in maker.read(maker.pinned, maker.files):
+    for item in documents(maker.pinned, maker.files):
         if isinstance(item, Document) and maker.pinned.holds_out(item.name):
             held_out += item.text.encode()
     if not held_out:

@@ -36,8 +36,6 @@ from train.data.tokenizer import Vocabulary
 
 log = logging.getLogger(__name__)
 
-ReadRows = Callable[..., Iterator[Document | Dropped]]  # as rows.documents
-
 EXAMPLES = 5  # of the rows dropped for each reason, that the manifest names
 
 
@@ -93,7 +91,6 @@ class Maker:
     Args:
         shard_tokens: a shard is sealed at the first end of a document past this, unless the folder has
             shards of another size.
-        read: yields the rows of the source from a place on.
 
     Attributes:
         manifest: as it is in the folder; its dropped rows are those before what is pending ends.
@@ -108,13 +105,11 @@ class Maker:
         folder: Path,
         shard_tokens: int,
         files: Files,
-        read: ReadRows = documents,
     ):
         self.pinned = pinned
         self.vocabulary = vocabulary
         self.folder = folder
         self.files = files
-        self.read = read
         self.progress: Callable[[int, Cursor, int], None] = lambda tokens, at, text_bytes: None
         self.pending = {split: Pending(vocabulary) for split in SPLITS}
         self.unsealed: Counter[str] = Counter()  # reason -> rows dropped since the last seal
@@ -187,7 +182,7 @@ class Maker:
 
         def texts() -> Iterator[str]:
             drops = Drops()
-            for item in self.read(self.pinned, self.files, at):
+            for item in documents(self.pinned, self.files, at):
                 if isinstance(item, Dropped):
                     drops.add(item, self.pinned.files[item.at.file].name)
                     continue

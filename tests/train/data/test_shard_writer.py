@@ -59,13 +59,13 @@ def papers(tmp_path):
     return source(tmp_path / "papers", rows())
 
 
-def maker(p, v, folder, **settings):
-    return Maker(p, v, folder, SHARD_TOKENS, Files(p, folder), **settings)
+def maker(p, v, folder):
+    return Maker(p, v, folder, SHARD_TOKENS, Files(p, folder))
 
 
-def make(p, v, folder, limit=math.inf, **settings):
+def make(p, v, folder, limit=math.inf):
     """Make up to the limit, with what is missing made again first, as prepare does."""
-    made = maker(p, v, folder, **settings)
+    made = maker(p, v, folder)
     for seal in made.absent():
         made.remake(seal)
     for _ in made.make(limit):
@@ -198,13 +198,14 @@ def test_rows_left_out_are_counted_by_reason_and_the_first_of_each_are_named(
             assert all(e["what"] for e in named)
 
 
-def test_a_million_null_rows_in_a_row_take_no_memory(papers, v, tmp_path):
+def test_a_million_null_rows_in_a_row_take_no_memory(papers, v, tmp_path, monkeypatch):
     def nulls(*_):
         yield from itertools.repeat(Dropped("null", Cursor(0, 0), "column 'text' is null"), 10**6)
         yield Document("last", "abcd", Cursor(0, 10**6))
 
+    monkeypatch.setattr(shard_writer, "documents", nulls)
     tracemalloc.start()
-    manifest = make(papers, v, tmp_path / "made", read=nulls).manifest
+    manifest = make(papers, v, tmp_path / "made").manifest
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert manifest.dropped == {"null": 10**6} and manifest.seals[-1].documents == 1
@@ -324,17 +325,18 @@ def work(monkeypatch):
         return real(path, *rest)
 
     monkeypatch.setattr(shard_writer, "write_shard", write)
-    return done, read
+    monkeypatch.setattr(shard_writer, "documents", read)
+    return done
 
 
 def test_sealed_documents_are_neither_read_nor_written_again(papers, v, tmp_path, work):
-    done, read = work
     next(maker(papers, v, tmp_path / "made").make(math.inf))
-    done["written"].clear()
+    for places in work.values():
+        places.clear()
     for _ in range(2):
-        seals: list[Seal] = make(papers, v, tmp_path / "made", read=read).manifest.seals
-    assert done["begins"] == [seals[1].begins] and seals[1].begins > (0, 0)
-    assert sorted(done["written"]) == sorted(i.file for seal in seals[1:] for i in seal.infos())
+        seals: list[Seal] = make(papers, v, tmp_path / "made").manifest.seals
+    assert work["begins"] == [seals[1].begins] and seals[1].begins > (0, 0)
+    assert sorted(work["written"]) == sorted(i.file for seal in seals[1:] for i in seal.infos())
 
 
 # ---- Made again
@@ -359,15 +361,15 @@ def test_making_a_shard_again_reads_no_more_than_its_stretch_and_leaves_the_othe
     papers, v, tmp_path, monkeypatch, work
 ):
     monkeypatch.setattr(tokenizer, "BATCH_BYTES", 1)
-    done, read = work
     seal = make(papers, v, tmp_path / "made").manifest.seals[1]
     (tmp_path / "made" / seal.train.file).unlink()
-    done["written"].clear()
-    make(papers, v, tmp_path / "made", read=read)
-    assert done["begins"] == [seal.begins] and done["written"] == [seal.train.file]
+    for places in work.values():
+        places.clear()
+    make(papers, v, tmp_path / "made")
+    assert work["begins"] == [seal.begins] and work["written"] == [seal.train.file]
     two_batches_ahead = 4
     rows_of_seal = seal.documents + sum(seal.dropped.values())
-    assert len(done["read"]) <= rows_of_seal + two_batches_ahead
+    assert len(work["read"]) <= rows_of_seal + two_batches_ahead
 
 
 @pytest.mark.parametrize("gone", SPLITS)
@@ -387,7 +389,9 @@ def test_a_shard_that_is_made_again_between_two_others_leaves_nothing_behind_for
 
 
 @pytest.mark.parametrize("gone", SPLITS)
-def test_a_shard_that_comes_out_otherwise_is_refused_and_not_left_there(papers, v, tmp_path, gone):
+def test_a_shard_that_comes_out_otherwise_is_refused_and_not_left_there(
+    papers, v, tmp_path, monkeypatch, gone
+):
     seals = make(papers, v, tmp_path / "made").manifest.seals
     info = next(getattr(seal, gone) for seal in seals if seal.validation)
     folder = tmp_path / "made"
@@ -400,6 +404,7 @@ def test_a_shard_that_comes_out_otherwise_is_refused_and_not_left_there(papers, 
             yield item if is_dropped else dataclasses.replace(item, text=item.text[::-1])
 
     words = rf"{info.file} does not come out as it was .*delete {folder} .*make data"
+    monkeypatch.setattr(shard_writer, "documents", read)
     with pytest.raises(DataError, match=words):
-        make(papers, v, folder, read=read)
+        make(papers, v, folder)
     assert content(folder) == before
