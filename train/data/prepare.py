@@ -16,7 +16,6 @@ import dataclasses
 import functools
 import gzip
 import hashlib
-import itertools
 import logging
 import lzma
 import math
@@ -180,45 +179,21 @@ def is_finished(c: Config, name: str, v: Vocabulary) -> bool:
     return is_enough(c, source_of(c, name), manifest.end, manifest.tokens())
 
 
-def find_folders(c: Config, v: Vocabulary, fingerprint: str) -> dict[str, Path] | None:
-    """Find the shards that a run was trained with, by its data fingerprint; None where they are not in DATA_DIR.
-
-    They may be those of an earlier revision: the files of DATA, or a source, may have changed since then.
-    """
-    origin = fingerprint.rpartition("-")[2]
-    found: list[list[ShardSet]] = []
-    for name in c.mixture:
-        sets = []
-        for path in sorted((data_dir(c) / name).glob(f"*/{v.sha256[:12]}/manifest.json")):
-            with contextlib.suppress(DataError):  # of another version, or damaged
-                sets.append(ShardSet(path.parent, True, check=False))
-        found.append(sets)
-    for shards in itertools.product(*found):
-        sources = dict(zip(c.mixture, shards, strict=True))
-        if hash_origin(sources)[: len(origin)] == origin:
-            return {name: there.folder for name, there in sources.items()}
-    return None
-
-
 def hash_origin(sources: Mapping[str, ShardSet]) -> str:
     """Hash where the text comes from: the end of a run's data fingerprint is the beginning of this."""
     keys = [(name, shards.key) for name, shards in sources.items()]
     return hashlib.sha256(repr(keys).encode()).hexdigest()
 
 
-def open_sources(
-    c: Config, v: Vocabulary, partial: bool = False, folders: Mapping[str, Path] | None = None
-) -> dict[str, ShardSet]:
+def open_sources(c: Config, v: Vocabulary, partial: bool = False) -> dict[str, ShardSet]:
     """Open the prepared shards of each source, checked against the tokenizer and VOCAB_SIZE. Raises DataError.
 
-    Args:
-        partial: take what there is of a source that is being streamed; its manifest must be there.
-        folders: where they are, if not where they would be prepared now.
+    partial: take what there is of a source that is being streamed; its manifest must be there.
     """
     check_tokenizer(c, v)
     opened = {}
     for name in c.mixture:
-        folder = folders[name] if folders else source_folder(c, name, v)
+        folder = source_folder(c, name, v)
         shards = ShardSet(folder, partial)
         shards.check_vocabulary(v.sha256, c.vocab_size)
         tokens = shards.total("train", "tokens")
