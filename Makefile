@@ -205,10 +205,6 @@ mirror: setup ## Send RUN_NAME to W&B and TRACKERS now: docs/trackers.md
 eval: setup ## Score bits per byte and CORE of RUN_NAME: docs/evaluation.md
 	@$(PY) -m train.launcher finetune.evaluate
 
-.PHONY: replay
-replay: setup ## Show the loss of each sample of a step that was refused (STEP)
-	@$(PY) -m train.replay
-
 .PHONY: sample
 sample: setup ## Generate text from RUN_NAME or INIT_FROM (PROMPT, SAMPLES)
 	@$(PY) -m train.generate.sample

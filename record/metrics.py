@@ -26,12 +26,10 @@ Keys of every record: `time` (Unix seconds), `mono_s` (the monotonic clock of th
     checkpoint      seconds: until it was safe on disk (training goes on meanwhile), bytes: its size
     signal          name: of the signal, or the rank that received it
     skip            step: whose update was not taken, reason: loss, grad_norm or nonfinite, loss, grad_norm and step_ms
-                    of that step, samples: [first, last], names: where they come from, documents: the first 32
-                    (sample, source, shard; file, row from 1 and hash if the shard has an index; text: the first 200
-                    characters, with escapes), suspects: ranks that came to
-                    another loss (summed, nats) when it was computed again: rank, host, loss, again
+                    of that step, samples: [first, last], names: where they come from, texts: of the first 32
+                    sample, source, shard and text: the first 200 characters, with escapes
     rollback        step: to which the run goes back, from: where it was, passed_over: sequences that are left out from
-                    here on, documents: the first of these, seconds: until training went on, stall_s: waited before for
+                    here on, texts: of the first of these, seconds: until training went on, stall_s: waited before for
                     a synchronization that failed
     sync            replica: the site that records it, outer_step: synchronizations so far, fragment, sites: how many
                     took part, committed: true, seconds, stall_s: of these training waited, bytes: sent by this process,

@@ -51,7 +51,7 @@ LONGEST_WHY = 300  # characters
 # What a run knows of itself, across attempts; step_s and save_s are the seconds that a step and a save took.
 KNOWN = ("step", "loss", "val_loss", "step_s", "save_s")
 LAST_BYTES = 2**20  # of a record: some thousand steps
-DOCUMENTS = 8  # of a skipped step that are shown
+TEXTS = 8  # of a skipped step that are shown
 LAST_WORDS = 3  # lines
 LINE = 200  # characters of each
 
@@ -366,24 +366,21 @@ def describe_skip(paths: RunPaths) -> str:
         for record in RecordReader(paths.metrics, LAST_BYTES).read_new():
             if record["event"] == "skip":
                 skip = record
-    documents = skip.get("documents")
-    if not isinstance(documents, list) or not documents:
+    texts = skip.get("texts")
+    if not isinstance(texts, list) or not texts:
         return ""
     lines = [f"step {skip['step']} was skipped ({skip.get('reason')}). Its text:"]
-    lines += [describe_document(document)[:LINE] for document in documents[:DOCUMENTS]]
-    if len(documents) > DOCUMENTS:
-        lines.append(f"and {len(documents) - DOCUMENTS} more in {show_path(paths.metrics)}")
+    lines += [describe_text(text)[:LINE] for text in texts[:TEXTS]]
+    if len(texts) > TEXTS:
+        lines.append(f"and {len(texts) - TEXTS} more in {show_path(paths.metrics)}")
     return "".join(f"\n{'':30} {make_printable(line)}" for line in lines)
 
 
-def describe_document(document: Any) -> str:
-    """Return a document of the record (train/data/sample_text.py) as one line: where it is from, how it begins."""
-    if not isinstance(document, dict):
+def describe_text(text: Any) -> str:
+    """Return a text of the record (train/data/sample_text.py) as one line: where it is from, how it begins."""
+    if not isinstance(text, dict):
         return "?"
-    place = document.get("shard")
-    if "file" in document:
-        place = f"{document['file']}:{document.get('row')}"
-    return f"{document.get('source')} {place}: {document.get('text')}"
+    return f"{text.get('source')} {text.get('shard')}: {text.get('text')}"
 
 
 def main(argv: list[str], run: RunPaths | None = None) -> int:

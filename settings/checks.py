@@ -104,13 +104,6 @@ def check_mixture(config: Config) -> Conflict:
     return "DATA_MIX", "Names a source twice. Add up its weights, as in fineweb-edu:2."
 
 
-def check_near_duplicates(config: Config) -> Conflict:
-    """Require prepared data to leave out near-duplicates: shards must follow from what came before."""
-    if config.near_duplicates == "keep" or config.data_stream != "1":
-        return None
-    return "DATA_STREAM", "Cannot leave out near-duplicates. Set DATA_STREAM=0, and run: make data"
-
-
 def check_tokenizer(config: Config) -> Conflict:
     """Require the tokenizer that imported weights were trained with."""
     folder = config.init_from.rstrip("/")
@@ -214,7 +207,6 @@ CHECKS: dict[Check, Set[str]] = {
     check_schedule: PRETRAIN,
     check_attention: COMPUTE,
     check_mixture: PRETRAIN | PREPARE_DATA,
-    check_near_duplicates: PRETRAIN,
     check_tokenizer: PRETRAIN | {"eval", "sample"},
     check_sites: PRETRAIN,
     check_synchronization: PRETRAIN,

@@ -64,14 +64,6 @@ class Corpus(Section):
         needs="DATA_STREAM!=0",
         used_by=PRETRAIN,
     )
-    near_duplicates: str = setting(
-        "keep",
-        "Keep near-duplicates in the prepared data (`keep`), or leave them out (`drop`): documents "
-        "that have most of their text in common with an earlier one of the same source. "
-        "Streaming cannot leave them out.",
-        choices=("keep", "drop"),
-        resume=FROZEN,
-    )
     doc_mask: bool = setting(
         False,
         "Restrict attention to the document of each token, in sequences that hold several.",

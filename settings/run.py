@@ -72,9 +72,8 @@ class Run(Section):
     runs_dir: PathText = setting("runs", "Folder that holds all runs.")
     step: Count | None = setting(
         None,
-        "Step of the checkpoint to use. Default: the newest checkpoint. "
-        "For `make replay`: the step that was refused.",
-        used_by={"sample", "chat", "eval", "export", "replay", "fetch-run"},
+        "Step of the checkpoint to use. Default: the newest checkpoint.",
+        used_by={"sample", "chat", "eval", "export", "fetch-run"},
     )
     gguf: bool = setting(False, "Also export model.gguf, for llama.cpp.", used_by={"export"})
     detach: bool = setting(

@@ -10,7 +10,7 @@ TRAIN = PRETRAIN | FINETUNE
 PREPARE_DATA = {"data", "data-verify", "data-report"}
 GENERATE = {"sample", "chat"}
 NODE = {"train", "train-node", "finetune", "finetune-node", "net-probe"}  # may be one of several
-COMPUTE = TRAIN | GENERATE | {"eval", "replay"}
+COMPUTE = TRAIN | GENERATE | {"eval"}
 LAUNCH = PREVIEW | {"train-8xa100", "finetune-k8s", "data"}
 DRY_RUN = {"restart", "train-8xa100", "finetune-k8s", "data", "upload"}
 WATCH = {"status", "monitor", "attach", "logs", "checkpoints", "stop", "fetch-run", "plots"}
@@ -35,7 +35,7 @@ DEVELOP = {"test", "test-faults", "lint", "lock", "image-test"}
 TARGETS = EVERY | SETUP | DEVELOP | {"help", "env-example"}  # the Makefile has no others
 
 # These load a checkpoint or an export, and compare its shape.
-OPEN = GENERATE | {"eval", "export", "replay"}
+OPEN = GENERATE | {"eval", "export"}
 # These look for a run's folder, which is another one for the nodes of another site: SITES and the
 # like that only tell which (finds_run) come from the environment or an env file.
 FIND = (

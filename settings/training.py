@@ -88,7 +88,7 @@ class Training(Section):
         "Random seed for weight initialization, data order and sampling.",
         maximum=2**31 - 1,
         resume=FROZEN,
-        used_by=COMPUTE | {"bench-quality", "data-report"},
+        used_by=COMPUTE | {"bench-quality"},
     )
     seq_len: Tokens = setting(
         256,

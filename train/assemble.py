@@ -43,7 +43,6 @@ from train.faults.guard import Guard
 from train.faults.memory_advice import memory_advice, refuse_out_of_memory
 from train.faults.recovery import Recovery
 from train.faults.watchdog import Watchdog
-from train.hooks.changed_data import ChangedData
 from train.hooks.diloco import DiLoCo
 from train.hooks.evaluation import Evaluation
 from train.hooks.final_sample import FinalSample
@@ -196,7 +195,6 @@ def list_hooks(job: Job, data: Data, core: Core | None) -> list[Hook]:
         Trackers(),
         SaveReports(),
         StreamedData(data.feed) if data.feed else None,
-        ChangedData(),
         DiLoCo() if config.replicas > 1 else None,  # before what is evaluated or saved
         Evaluation(data.evaluator, core, data.compressed),
         FinalSample(),
@@ -336,7 +334,8 @@ def record_attempt(
         }
         whole = {
             "schema": 1,
-            "settings": config.stored(),
+            # A setting that is gone keeps its value: NEAR_DUPLICATES decides where the shards are.
+            "settings": attempt.before.get("settings", {}) | config.stored(),
             "identity": job.identity.stored(),
             "data_fingerprint": job.data_fingerprint,
             "validation_shards": validation_shards,

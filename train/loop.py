@@ -7,6 +7,9 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+from train.data.batch import Batch
+from train.data.manifest import DataError
+from train.distributed.world import from_all
 from train.hooks.hook import Requests
 from train.job import Job
 from train.optim import set_rate
@@ -61,7 +64,8 @@ def take_steps(job: Job) -> Requests:
         step_s = time.perf_counter() - began
         requests = numbers.requests
         if numbers.refused:
-            job.recovery.skip_step(job, batch, numbers, step_s)
+            refuse_bad_data(job, batch)
+            job.recovery.skip_step(job, numbers, step_s)
             if job.guard.must_go_back:
                 job.recovery.roll_back(job)
         else:
@@ -74,6 +78,20 @@ def take_steps(job: Job) -> Requests:
             if is_save_due(job, requests):
                 save(job)
     return requests
+
+
+def refuse_bad_data(job: Job, batch: Batch) -> None:
+    """Save the run and raise DataError, on all ranks, if one of them could not read its samples.
+
+    The weights have seen nothing of the bad shard: its step was skipped on all ranks.
+    """
+    problems = from_all(batch.problem)
+    for rank, problem in enumerate(problems):
+        if problem:
+            save(job, wait=True)
+            raise DataError(
+                f"{job.world.hosts[rank]}, rank {rank}: {problem}. Then run the same command to resume"
+            )
 
 
 def record_step(job: Job, numbers: StepNumbers, step_s: float, values: dict[str, Any]) -> None:

@@ -34,8 +34,7 @@ class StepNumbers:
 
     loss in nats/token over the global batch; grad_norm before clipping; mem_gib: the largest rank's peak; requests:
     those of REQUESTS that any rank has; own_s: seconds that each rank worked before it first had to wait for others.
-    refused: why the weights were not updated, samples: those that may be the cause, and losses: of this rank's
-    micro-batches, summed, in nats.
+    refused: why the weights were not updated, and samples: those that may be the cause.
     """
 
     loss: float
@@ -45,7 +44,6 @@ class StepNumbers:
     own_s: tuple[float, ...] = ()
     refused: str | None = None
     samples: tuple[int, ...] = ()
-    losses: tuple[float, ...] = ()
 
 
 def not_finite(loss: float, grad_norm: float) -> str | None:
@@ -92,9 +90,8 @@ def train_step(
         world,
     )
     if reason := judge(numbers.loss, numbers.grad_norm):
-        values = tuple(torch.stack(losses).tolist())
-        samples = tuple(culprits(values, batch))
-        numbers = dataclasses.replace(numbers, refused=reason, samples=samples, losses=values)
+        samples = tuple(culprits(torch.stack(losses).tolist(), batch))
+        numbers = dataclasses.replace(numbers, refused=reason, samples=samples)
     else:
         clip(gradients, numbers.grad_norm, grad_clip)
         optimizer.step()

@@ -40,7 +40,7 @@ def test_a_loss_that_is_no_number_is_skipped_and_three_in_a_row_lead_back(
     (back,) = trial.events("rollback")
     assert (back["from"], back["step"]) == (11, 8)
     # The record has the text, of the first rank's knowledge, of what was skipped and passed over.
-    texts = [event["documents"][0]["sample"] for event in (skips[0], back)]
+    texts = [event["texts"][0]["sample"] for event in (skips[0], back)]
     assert texts == [first, (8 + 1) * BATCH]
     assert "The weights were not touched, the step is skipped" in out
     assert "3 steps in a row were skipped: went back to step_0000008" in out

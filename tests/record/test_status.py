@@ -89,23 +89,23 @@ def test_the_text_of_the_last_skipped_step_is_shown_whatever_is_in_the_record(pa
     write_status(paths)
     recorder = Recorder(paths, True, 0, 20, 5)
     assert status.describe_skip(paths) == ""
-    document = {"source": "web", "shard": "train_00000.bin", "text": "\x1b[2J\u202ehello"}
-    for step, documents in (
-        (3, [document]),
-        (5, [document, document | {"file": "a\x07.txt", "row": 4}, "junk", None, *[document] * 6]),
+    text = {"source": "web", "shard": "train_00000.bin", "text": "\x1b[2J\u202ehello"}
+    for step, texts in (
+        (3, [text]),
+        (5, [text, text | {"shard": "a\x07.bin"}, "junk", None, *[text] * 6]),
     ):
-        recorder.event("skip", step, 0, reason="loss", documents=documents)
+        recorder.event("skip", step, 0, reason="loss", texts=texts)
     _, title, *lines = status.describe_skip(paths).splitlines()
     assert "step 5 was skipped (loss)" in title
     assert all(line.startswith(" " * 31) and line.isprintable() for line in lines)
     assert [line.strip() for line in lines[:4]] == [
         r"web train_00000.bin: \x1b[2J\u202ehello",
-        r"web a\x07.txt:4: \x1b[2J\u202ehello",
+        r"web a\x07.bin: \x1b[2J\u202ehello",
         "?",
         "?",
     ]
     assert len(lines) == 9 and "and 2 more in" in lines[8]
-    recorder.event("skip", 6, 0, reason="loss", documents="junk")
+    recorder.event("skip", 6, 0, reason="loss", texts="junk")
     assert status.describe_skip(paths) == ""
 
 

@@ -30,7 +30,6 @@ BROKEN: list[tuple[str, dict[str, Any], str]] = [
     ("ATTENTION", {"ATTENTION": "flash-attn"}, "DTYPE=bfloat16"),
     ("ATTENTION", {"ATTENTION": "fa3", "DTYPE": "bfloat16", "DEVICE": "cpu"}, "ATTENTION=auto"),
     ("DATA_MIX", {"DATA_MIX": "a:1,b:2,a:3"}, "twice"),
-    ("DATA_STREAM", {"DATA_STREAM": "1", "NEAR_DUPLICATES": "drop"}, "Set DATA_STREAM=0, and run"),
     ("TOKENIZER", {"INIT_FROM": "models/x/"}, "TOKENIZER=models/x/tokenizer.json"),
     ("SITES", {"SYNC": "diloco"}, "at least two sites"),
     (
@@ -62,8 +61,6 @@ KEPT: list[dict[str, Any]] = [
     {"LR_SCHEDULE": "wsd", "DECAY_TOKENS": 9_000_000, "WARMUP_TOKENS": 1_000_000},
     {"BATCH_TOKENS": 256},
     {"ATTENTION": "fa3", "DTYPE": "bfloat16"},
-    {"DATA_STREAM": "0", "NEAR_DUPLICATES": "drop"},
-    {"NEAR_DUPLICATES": "drop"},
     {"WARMUP_TOKENS": 9_999_999, "TRAIN_TOKENS": 10_000_000},
 ]
 

@@ -11,7 +11,6 @@ trained on. While sources are still being made a batch may not be there yet: `la
 import dataclasses
 import hashlib
 import math
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -52,11 +51,7 @@ class Batch:
 
 
 class Loader:
-    """Batches by global step; any step can be asked for at any time.
-
-    Attributes:
-        read_s: Unix time at which the last batch had been read, from shards that were as they should be.
-    """
+    """Batches by global step; any step can be asked for at any time."""
 
     def __init__(
         self, config: Config, sources: Mapping[str, ShardSet], world: World, end_of_text: int
@@ -68,7 +63,6 @@ class Loader:
         self.end_of_text = end_of_text
         self.mixture = self.build_mixture()
         self.micro_batch = config.micro_batch(world.size * config.replicas)
-        self.read_s = 0.0
         # First sample of a step -> where samples lie, and the offset of the step's first in that.
         self._ahead: dict[int, tuple[Located, int]] = {}
 
@@ -83,7 +77,6 @@ class Loader:
         try:
             located, offset = self.locate(step, samples, gaps)
             windows = self.read(located, offset, len(samples))
-            self.read_s = time.time()
         except DataError as error:
             # Raised at once, it would leave the other processes waiting in their collectives.
             problem = error

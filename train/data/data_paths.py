@@ -6,7 +6,6 @@
 Reads declarations and pins only, no shard: make plan asks here, without numpy.
 """
 
-import dataclasses
 import hashlib
 import json
 import math
@@ -18,6 +17,7 @@ from record.regular_file import open_regular
 from settings import ROOT
 from settings.config import Config
 from settings.resolve import is_of_preset, show_path
+from settings.resume import read_run_config
 from train.data.sources.given import given_source
 from train.data.sources.pin import Pinned, pinned
 from train.data.sources.source import CorpusError, Source, declaration, declared
@@ -50,12 +50,6 @@ def source_folders(c: Config) -> list[Path]:
 def pinned_of(c: Config, name: str) -> Pinned:
     """A source of the mixture at the revision that was prepared; asks no network. Raises CorpusError."""
     return pinned(source_of(c, name), data_dir(c) / name)
-
-
-def prepared_of(c: Config, name: str) -> Pinned:
-    """A source of the mixture as its shards are made. Raises CorpusError."""
-    p = pinned_of(c, name)
-    return dataclasses.replace(p, drops_near_duplicates=c.near_duplicates == "drop")
 
 
 def tokenizer_path(c: Config) -> Path:
@@ -94,7 +88,16 @@ def fit_vocabulary(c: Config) -> Config:
 
 def shard_folder(c: Config, name: str, tokenizer_sha256: str) -> Path:
     """Of a source's shards under a tokenizer. Raises CorpusError."""
-    return data_dir(c) / name / prepared_of(c, name).key / tokenizer_sha256[:12]
+    key = pinned_of(c, name).key
+    if has_dropped_near_duplicates(c):
+        key += "-without-near-duplicates"
+    return data_dir(c) / name / key / tokenizer_sha256[:12]
+
+
+def has_dropped_near_duplicates(c: Config) -> bool:
+    """Tell whether the run began with NEAR_DUPLICATES=drop, which was a setting once."""
+    stored = read_run_config(ROOT / c.run_folder / "config.json").get("settings", {})
+    return stored.get("NEAR_DUPLICATES") == "drop"
 
 
 def core_bundle_path(setting: str, folder: Path) -> Path:

@@ -8,7 +8,6 @@ and edits. Standard library only: make plan and make doctor read it too.
 import dataclasses
 import hashlib
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,13 +22,7 @@ SPLITS = ("train", "validation")
 
 
 class DataError(ExpectedError):
-    """Data that cannot be trained on; the message names the file, what is wrong and the remedy.
-
-    Attributes:
-        changed_s: Unix time at which a file changed that was read since; infinite if none was.
-    """
-
-    changed_s = math.inf
+    """Data that cannot be trained on; the message names the file, what is wrong and the remedy."""
 
 
 def require_counts(*numbers: Any) -> None:

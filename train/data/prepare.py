@@ -16,7 +16,6 @@ import dataclasses
 import functools
 import gzip
 import hashlib
-import itertools
 import logging
 import lzma
 import math
@@ -35,9 +34,9 @@ from train.data import data_paths
 from train.data.data_paths import (
     data_dir,
     find_repetition,
+    has_dropped_near_duplicates,
     is_enough,
     pinned_of,
-    prepared_of,
     shard_folder,
     source_of,
     token_limit,
@@ -45,7 +44,6 @@ from train.data.data_paths import (
     wanted_tokens,
 )
 from train.data.manifest import DataError, read_manifest
-from train.data.near_duplicates import drop_near_duplicates
 from train.data.progress import Progress
 from train.data.shard_writer import Maker
 from train.data.shards import ShardSet
@@ -144,26 +142,26 @@ def source_folder(c: Config, name: str, v: Vocabulary) -> Path:
 
 
 def find_unfinished(c: Config, v: Vocabulary) -> list[str]:
-    """Return the sources of which not all shards are there."""
-    return [name for name in c.mixture if not is_finished(c, name, v)]
+    """Return the sources of which not all shards are there.
+
+    Raises DataError if those of a run that began with NEAR_DUPLICATES=drop are missing.
+    """
+    unfinished = [name for name in c.mixture if not is_finished(c, name, v)]
+    if unfinished and has_dropped_near_duplicates(c):
+        raise DataError(
+            f"{source_folder(c, unfinished[0], v)}: has not all shards, and run {c.run_name} began "
+            "with NEAR_DUPLICATES=drop: such shards are no longer made. Restore them and the run's "
+            "TRAIN_TOKENS, or start a new run with another RUN_NAME"
+        )
+    return unfinished
 
 
 def streams(c: Config, v: Vocabulary) -> bool:
-    """Whether shards are made while the run trains: where DATA_STREAM says so, or a source on the hub has none.
-
-    Raises DataError where that is so and near-duplicates must be left out.
-    """
+    """Whether shards are made while the run trains: where DATA_STREAM says so, or a source on the hub has none."""
     unfinished = find_unfinished(c, v)
     if c.data_stream == "auto":
-        is_streamed = any(source_of(c, name).kind == "hub" for name in unfinished)
-    else:
-        is_streamed = c.data_stream == "1" and bool(unfinished)
-    if is_streamed and c.near_duplicates == "drop":
-        raise DataError(
-            f"NEAR_DUPLICATES=drop: {', '.join(unfinished)} cannot be streamed then. "
-            "Prepare all of it first: make data NEAR_DUPLICATES=drop"
-        )
-    return is_streamed
+        return any(source_of(c, name).kind == "hub" for name in unfinished)
+    return c.data_stream == "1" and bool(unfinished)
 
 
 def is_finished(c: Config, name: str, v: Vocabulary) -> bool:
@@ -181,45 +179,21 @@ def is_finished(c: Config, name: str, v: Vocabulary) -> bool:
     return is_enough(c, source_of(c, name), manifest.end, manifest.tokens())
 
 
-def find_folders(c: Config, v: Vocabulary, fingerprint: str) -> dict[str, Path] | None:
-    """Find the shards that a run was trained with, by its data fingerprint; None where they are not in DATA_DIR.
-
-    They may be those of an earlier revision: the files of DATA, or a source, may have changed since then.
-    """
-    origin = fingerprint.rpartition("-")[2]
-    found: list[list[ShardSet]] = []
-    for name in c.mixture:
-        sets = []
-        for path in sorted((data_dir(c) / name).glob(f"*/{v.sha256[:12]}/manifest.json")):
-            with contextlib.suppress(DataError):  # of another version, or damaged
-                sets.append(ShardSet(path.parent, True, check=False))
-        found.append(sets)
-    for shards in itertools.product(*found):
-        sources = dict(zip(c.mixture, shards, strict=True))
-        if hash_origin(sources)[: len(origin)] == origin:
-            return {name: there.folder for name, there in sources.items()}
-    return None
-
-
 def hash_origin(sources: Mapping[str, ShardSet]) -> str:
     """Hash where the text comes from: the end of a run's data fingerprint is the beginning of this."""
     keys = [(name, shards.key) for name, shards in sources.items()]
     return hashlib.sha256(repr(keys).encode()).hexdigest()
 
 
-def open_sources(
-    c: Config, v: Vocabulary, partial: bool = False, folders: Mapping[str, Path] | None = None
-) -> dict[str, ShardSet]:
+def open_sources(c: Config, v: Vocabulary, partial: bool = False) -> dict[str, ShardSet]:
     """Open the prepared shards of each source, checked against the tokenizer and VOCAB_SIZE. Raises DataError.
 
-    Args:
-        partial: take what there is of a source that is being streamed; its manifest must be there.
-        folders: where they are, if not where they would be prepared now.
+    partial: take what there is of a source that is being streamed; its manifest must be there.
     """
     check_tokenizer(c, v)
     opened = {}
     for name in c.mixture:
-        folder = folders[name] if folders else source_folder(c, name, v)
+        folder = source_folder(c, name, v)
         shards = ShardSet(folder, partial)
         shards.check_vocabulary(v.sha256, c.vocab_size)
         tokens = shards.total("train", "tokens")
@@ -299,10 +273,8 @@ def refuse_repetition(c: Config, sources: dict[str, ShardSet], begun: bool = Fal
 
 
 def maker_of(c: Config, name: str, v: Vocabulary) -> Maker:
-    files = files_of(c, pinned_of(c, name))
-    folder = source_folder(c, name, v)
-    read = drop_near_duplicates if c.near_duplicates == "drop" else documents
-    return Maker(prepared_of(c, name), v, folder, data_paths.SHARD_TOKENS, files, read)
+    p = pinned_of(c, name)
+    return Maker(p, v, source_folder(c, name, v), data_paths.SHARD_TOKENS, files_of(c, p))
 
 
 def make_source(c: Config, name: str, v: Vocabulary) -> None:
@@ -347,7 +319,7 @@ def make_source(c: Config, name: str, v: Vocabulary) -> None:
 def compressed_bpb(maker: Maker) -> dict[str, float]:
     """Return the bits per byte that general compressors need for the held-out documents, all in one file."""
     held_out = bytearray()
-    for item in maker.read(maker.pinned, maker.files):
+    for item in documents(maker.pinned, maker.files):
         if isinstance(item, Document) and maker.pinned.holds_out(item.name):
             held_out += item.text.encode()
     if not held_out:

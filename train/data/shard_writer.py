@@ -17,10 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from record.durable import write_whole
-from train.data.document_index import index_path, write_index
 from train.data.manifest import (
     SPLITS,
     DataError,
@@ -37,8 +35,6 @@ from train.data.sources.rows import Cursor, Document, Dropped, documents
 from train.data.tokenizer import Vocabulary
 
 log = logging.getLogger(__name__)
-
-ReadRows = Callable[..., Iterator[Document | Dropped]]  # as rows.documents
 
 EXAMPLES = 5  # of the rows dropped for each reason, that the manifest names
 
@@ -63,7 +59,6 @@ class Pending:
 
     Attributes:
         ids: their tokens, end to end.
-        rows: of each document four numbers, as the index has them (document_index.py).
     """
 
     def __init__(self, vocabulary: Vocabulary):
@@ -74,7 +69,7 @@ class Pending:
     def clear(self) -> None:
         self.ids = array(self.dtype.char)
         self.text_bytes = 0
-        self.rows = array("Q")
+        self.documents = 0
 
     @property
     def tokens(self) -> int:
@@ -84,11 +79,10 @@ class Pending:
         """Add a document. Returns the bytes of its text."""
         self.ids.append(self.end_of_text)
         self.ids.frombytes(ids.astype(self.dtype).tobytes())
-        text = document.text.encode()
-        text_hash = xxhash.xxh3_64_intdigest(text)
-        self.rows.extend((*document.at, 1 + len(ids), text_hash))
-        self.text_bytes += len(text)
-        return len(text)
+        text_bytes = len(document.text.encode())
+        self.documents += 1
+        self.text_bytes += text_bytes
+        return text_bytes
 
 
 class Maker:
@@ -97,7 +91,6 @@ class Maker:
     Args:
         shard_tokens: a shard is sealed at the first end of a document past this, unless the folder has
             shards of another size.
-        read: yields the rows of the source from a place on.
 
     Attributes:
         manifest: as it is in the folder; its dropped rows are those before what is pending ends.
@@ -112,13 +105,11 @@ class Maker:
         folder: Path,
         shard_tokens: int,
         files: Files,
-        read: ReadRows = documents,
     ):
         self.pinned = pinned
         self.vocabulary = vocabulary
         self.folder = folder
         self.files = files
-        self.read = read
         self.progress: Callable[[int, Cursor, int], None] = lambda tokens, at, text_bytes: None
         self.pending = {split: Pending(vocabulary) for split in SPLITS}
         self.unsealed: Counter[str] = Counter()  # reason -> rows dropped since the last seal
@@ -134,16 +125,11 @@ class Maker:
 
     def remove_unsealed(self) -> None:
         """Remove the files of what is not sealed: an earlier process was killed."""
-        kept = self.paths_of(*self.manifest.infos())
-        for pattern in ("*.bin*", "*.index*", f"{self.path.name}.tmp*"):
+        kept = {info.file for info in self.manifest.infos()}
+        for pattern in ("*.bin*", f"{self.path.name}.tmp*"):
             for path in self.folder.glob(pattern):
-                if path not in kept:
+                if path.name not in kept:
                     path.unlink()
-
-    def paths_of(self, *infos: ShardInfo) -> set[Path]:
-        """Return the files of shards and of their indexes."""
-        shards = {self.folder / info.file for info in infos}
-        return shards | {index_path(self.folder, info) for info in infos}
 
     # ---- Making
 
@@ -196,7 +182,7 @@ class Maker:
 
         def texts() -> Iterator[str]:
             drops = Drops()
-            for item in self.read(self.pinned, self.files, at):
+            for item in documents(self.pinned, self.files, at):
                 if isinstance(item, Dropped):
                     drops.add(item, self.pinned.files[item.at.file].name)
                     continue
@@ -254,21 +240,19 @@ class Maker:
         return seal
 
     def write(self, split: str, file: str) -> ShardInfo | None:
-        """Write what is pending of a split as a shard with its index; None where that is nothing."""
+        """Write what is pending of a split as a shard; None where that is nothing."""
         pending = self.pending[split]
-        if not pending.rows:
+        if not pending.documents:
             return None
-        rows = np.array(pending.rows).reshape(-1, 4)
         info = write_shard(
             self.folder / file,
             np.frombuffer(pending.ids, pending.dtype),
-            len(rows),
+            pending.documents,
             pending.text_bytes,
             self.vocabulary.sha256,
             self.pinned.source.name,
             self.vocabulary.size,
         )
-        write_index(self.folder, info, [file.name for file in self.pinned.files], rows)
         pending.clear()
         return info
 
@@ -294,12 +278,8 @@ class Maker:
             if (numbers[example["file"]], example["row"]) < last.begins
         ]
         self.write_manifest()
-        self.remove(*last.infos())
-
-    def remove(self, *infos: ShardInfo) -> None:
-        """Delete shards with their indexes."""
-        for path in self.paths_of(*infos):
-            path.unlink(missing_ok=True)
+        for info in last.infos():
+            (self.folder / info.file).unlink(missing_ok=True)
 
     # ---- Making again
 
@@ -324,7 +304,7 @@ class Maker:
         for split, info in (("train", seal.train), ("validation", seal.validation)):
             is_gone = info and not (self.folder / info.file).is_file()
             if info and is_gone and self.write(split, info.file) != info:
-                self.remove(info)
+                (self.folder / info.file).unlink(missing_ok=True)
                 raise DataError(
                     f"{self.folder}: {info.file} does not come out as it was when it is made again "
                     f"(revision {self.pinned.revision}, tokenizer {self.vocabulary.sha256[:12]}); "

@@ -1,24 +1,23 @@
 """Token shards on disk: written once, described by a manifest, verified before anything is read from them.
 
     DATA_DIR/SOURCE/REVISION/TOKENIZER/manifest.json   sizes, hashes and counts of every shard
-                                       train_00000.bin train_00000.index validation_00000.bin ...
+                                       train_00000.bin validation_00000.bin ...
 
 A shard is a 256-byte header and little-endian token ids, uint16 where the vocabulary fits and uint32
 where not. Documents never cross a shard; each begins with the end-of-text token. The manifest
 (manifest.py) is rewritten after each seal and says where in the source a shard begins, so that any
-shard can be made again. The index (document_index.py) says which document is where; nothing needs it.
+shard can be made again.
 
 Opening a source checks every size and header. The hash of a shard is checked by a thread ahead of
-training, before its tokens are first handed out. After that, each read checks that nobody has
-written to the file since (OpenShard).
+training, before its tokens are first handed out. Each read checks that nobody has written to the
+file since (OpenShard).
 """
 
 import contextlib
 import os
 import struct
-import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -37,12 +36,9 @@ FORMAT = 1  # of a shard
 DTYPES: dict[int, np.dtype] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 
 CHUNK_BYTES = 2**24  # that are read at once to hash a file
-STILL_S = 0.5  # a file that was not written to for so long is taken to be written to the end
-LONGEST_WRITE_S = 15.0  # that a run waits for that
-TICK_S = 0.02  # the clock of files is coarser than that of a process
 
-# Of a file: inode, size, time of the last write, time of the last change. The last one cannot be set.
-Stamp = tuple[int, int, int, int]
+# Inode, size and time of the last write of a file. Deleting an open shard does not change them.
+Stamp = tuple[int, int, int]
 
 
 def write_shard(
@@ -78,7 +74,7 @@ def write_shard(
 
 
 def stamp_of(facts: os.stat_result) -> Stamp:
-    return facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
+    return facts.st_ino, facts.st_size, facts.st_mtime_ns
 
 
 def hash_file(file: int) -> str:
@@ -107,38 +103,25 @@ def unreadable(path: Path, error: OSError) -> DataError:
 
 
 class OpenShard:
-    """A shard that a run reads, which must stay what it was when its hash was verified.
+    """A training or validation shard that is open. It is hashed by a thread before the first read.
 
-    It is read and not mapped: a process that maps a file ends with SIGBUS if somebody cuts it short.
+    It is read with pread and not mapped: if somebody truncates a mapped file, SIGBUS kills the
+    process before it can name the shard.
 
-    Attributes:
-        stamp: of the file when its hash was verified; None before.
-        check: verifies the hash in a thread, before the first read.
-        read_s: Unix time of the last read.
+    Raises DataError if the file cannot be opened.
     """
 
-    check: Future[None]
-
-    def __init__(self, folder: Path, info: ShardInfo):
-        self.path = folder / info.file
-        self.info = info
-        self.stamp: Stamp | None = None
-        self.read_s = 0.0
+    def __init__(self, path: Path, info: ShardInfo, pool: ThreadPoolExecutor):
         self.file = -1
+        self.path = path
+        self.info = info
         self.dtype = dtype_of(info)
-
-    def open(self, pool: ThreadPoolExecutor) -> None:
-        """Open the file if it is closed, and have it verified if it is not the one that was. Raises DataError."""
-        if self.file >= 0 and not (self.check.done() and self.check.exception()):
-            return
-        self.close()  # a damaged one may have been made again
         try:
-            self.file = open_descriptor(self.path, follow=False)
+            self.file = open_descriptor(path, follow=False)
         except OSError as error:
-            raise unreadable(self.path, error) from None
-        if stamp_of(os.fstat(self.file)) != self.stamp:
-            self.stamp = None
-            self.check = pool.submit(self.verify)
+            raise unreadable(path, error) from None
+        self.stamp = stamp_of(os.fstat(self.file))
+        self.hash = pool.submit(hash_file, self.file)
 
     def close(self) -> None:
         if self.file >= 0:
@@ -150,46 +133,24 @@ class OpenShard:
     def read(self, spans: Sequence[tuple[int, int]]) -> list[np.ndarray]:
         """Return the tokens of each span, from its begin up to its end. Raises DataError."""
         width = self.dtype.itemsize
+        contents = []
         try:
-            self.check.result()
-            while True:
-                contents = [
-                    os.pread(self.file, (end - begin) * width, HEADER_BYTES + begin * width)
-                    for begin, end in spans
-                ]
-                # After the reads: what was read has not changed since it was verified.
-                if stamp_of(os.fstat(self.file)) == self.stamp:
-                    self.read_s = time.time()
-                    return [np.frombuffer(content, self.dtype) for content in contents]
-                self.wait_until_still()
-                self.verify()
+            digest = self.hash.result()
+            for begin, end in spans:
+                offset = HEADER_BYTES + begin * width
+                contents.append(os.pread(self.file, (end - begin) * width, offset))
+            # Last, so that what was read is what was hashed.
+            has_changed = stamp_of(os.fstat(self.file)) != self.stamp
         except OSError as error:
             raise unreadable(self.path, error) from None
-
-    def verify(self) -> None:
-        """Compare the hash. The same bytes, written again, are harmless. Raises DataError, OSError."""
-        stamp = stamp_of(os.fstat(self.file))
-        digest = hash_file(self.file)
-        if digest == self.info.xxh3:
-            self.stamp = stamp
-            return
-        what = "was overwritten while the run read it" if self.stamp else "damaged"
-        error = DataError(
-            f"{self.path}: {what}: it has {stamp[1]} bytes and the hash {digest}, and the manifest says "
-            f"{self.info.bytes} and {self.info.xxh3}; {remake(self.path)}"
-        )
-        changed_s = stamp[3] / 1e9
-        if changed_s < self.read_s - TICK_S:  # on a network disk, which shows a change late
-            error.changed_s = changed_s
-        raise error
-
-    def wait_until_still(self) -> None:
-        """Wait while somebody writes to the file, but not for ever."""
-        stamp = None
-        deadline = time.monotonic() + LONGEST_WRITE_S
-        while time.monotonic() < deadline and stamp != (now := stamp_of(os.fstat(self.file))):
-            stamp = now
-            time.sleep(STILL_S)
+        problem = ""
+        if has_changed:
+            problem = "was overwritten or truncated while it was read"
+        elif digest != self.info.xxh3:
+            problem = f"damaged: its hash is {digest}, and the manifest says {self.info.xxh3}"
+        if problem:
+            raise DataError(f"{self.path}: {problem}; {remake(self.path)}")
+        return [np.frombuffer(content, self.dtype) for content in contents]
 
 
 def remake(path: Path) -> str:
@@ -308,18 +269,16 @@ class ShardSet:
     # ---- Reading
 
     def open(self, split: str, shard: int) -> OpenShard:
-        """Open a shard, and have a thread verify its hash unless it has. Raises DataError."""
+        """Open a shard, and have a thread hash it, unless it is open. Raises DataError."""
         key = (split, shard)
         if key not in self._opened:
-            self._opened[key] = OpenShard(self.folder, self.shards[split][shard])
-        self._opened[key].open(self._pool)
+            info = self.shards[split][shard]
+            self._opened[key] = OpenShard(self.folder / info.file, info, self._pool)
         return self._opened[key]
 
     def verify(self, info: ShardInfo) -> None:
         """Raise DataError if the file's bytes are not those that were written."""
-        shard = OpenShard(self.folder, info)
-        shard.open(self._pool)
-        shard.read([])
+        OpenShard(self.folder / info.file, info, self._pool).read([])
 
     def read(self, split: str, shard: int, spans: Sequence[tuple[int, int]]) -> list[np.ndarray]:
         """Return the (end - begin,) tokens of each span of a shard, fewer at the shard's end.
@@ -342,9 +301,9 @@ class ShardSet:
 
         A deleted file takes its space as long as it is open.
         """
-        for (split, shard), opened in self._opened.items():
+        for split, shard in list(self._opened):
             if split == "train" and shard not in shards:
-                opened.close()
+                self._opened.pop((split, shard)).close()
         for shard in shards:
             if self.is_there(shard):
                 with contextlib.suppress(DataError):  # whoever reads it is told

@@ -12,9 +12,7 @@ import numpy as np
 import xxhash
 
 NOT_IN_A_WORD = re.compile(r"[^\w\s\0]+|_+")
-MARKER_WORDS = 4  # before each document, so that no run of words reads as part of two documents
-MARKER = " \0" * MARKER_WORDS + " "  # NUL is a word that no text has
-MARKER_HASH = np.uint64(xxhash.xxh3_64_intdigest(b"\0"))
+MARKER = " \0 "  # between two documents, so that no run spans them: a word that no text has
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -29,16 +27,9 @@ def hash_words(words: list[str]) -> np.ndarray:
     return np.fromiter(hashes, np.uint64, len(words))
 
 
-def hash_documents(texts: list[str], continued: str = "") -> np.ndarray:
-    """Hash the words of documents, with a marker before each and after the last.
-
-    Args:
-        continued: the rest of a document that began earlier. It comes first.
-
-    Returns:
-        (words,) uint64, markers included.
-    """
-    text = MARKER.join(part.replace("\0", "") for part in [continued, *texts, ""])
+def hash_documents(texts: list[str]) -> np.ndarray:
+    """Hash the words of documents, and a marker between two: (words,) uint64."""
+    text = MARKER.join(text.replace("\0", "") for text in texts)
     return hash_words(split_words(text))
 
 

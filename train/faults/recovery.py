@@ -15,17 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from train.checkpoint import find
 from train.checkpoint.resume import load_checkpoint
-from train.data.batch import Batch
 from train.data.mixture import Gap, sample_range, with_gap
-from train.data.sample_text import list_documents
-from train.faults.double_check import describe_suspects, find_suspects
+from train.data.sample_text import list_texts
 from train.faults.guard import LOOK_BACK, MAX_ROLLBACKS, Guard, GuardError
 from train.step import StepNumbers
 
 if TYPE_CHECKING:
     from train.job import Job
 
-DOCUMENTS = 32  # of a skipped step, or of what a rollback skips, that the record lists
+TEXTS = 32  # of a skipped step, or of what a rollback skips, that the record has
 
 
 class Recovery:
@@ -49,19 +47,11 @@ class Recovery:
         self.gaps = tuple(Gap(*gap) for gap in state["gaps"])
         self.guard.load(state)
 
-    def skip_step(self, job: "Job", batch: Batch, numbers: StepNumbers, seconds: float) -> None:
+    def skip_step(self, job: "Job", numbers: StepNumbers, seconds: float) -> None:
         """A step's update was not made: skip its samples."""
-        for hook in job.hooks:
-            hook.after_refusal(job, batch)
         config, step = job.config, job.step + 1
         names = job.loader.names(numbers.samples) if job.world.is_first else []
         first, last = min(numbers.samples), max(numbers.samples)
-        facts = {}
-        if not config.lora_dropout:  # else another mask gives another loss
-            with job.activity("computing a refused step again", config.start_timeout_s):
-                if suspects := find_suspects(job, batch, numbers.losses):
-                    facts["suspects"] = suspects
-                    job.recorder.say(describe_suspects(suspects, job.world.device_name))
         job.recorder.event(
             "skip",
             step,
@@ -69,17 +59,15 @@ class Recovery:
             reason=numbers.refused,
             samples=[first, last],
             names=names if numbers.refused == "nonfinite" else names[:16],
-            documents=documents_of(job, numbers.samples),
+            texts=texts_of(job, numbers.samples),
             step_ms=1000 * seconds,
             loss=numbers.loss,
             grad_norm=numbers.grad_norm,
-            **facts,
         )
         job.recorder.say(
             f"step {step}: loss={numbers.loss:.4g} grad_norm={numbers.grad_norm:.4g}: "
             f"{self.guard.explain(numbers.refused)}. The weights were not touched, the step is skipped. "
-            f"Samples {first} to {last}, the first: {', '.join(names[:4])}. Their losses one by one: "
-            f"make replay RUN_NAME={config.run_name} STEP={step}"
+            f"Samples {first} to {last}, the first: {', '.join(names[:4])}"
         )
         self.gaps = with_gap(self.gaps, job.step, config.batch_windows)
         for hook in job.hooks:
@@ -145,18 +133,18 @@ class Recovery:
             job.step,
             job.tokens,
             passed_over=len(skipped),
-            documents=documents_of(job, skipped),
+            texts=texts_of(job, skipped),
             seconds=time.perf_counter() - began,
             **values,
             **{"from": here},
         )
 
 
-def documents_of(job: "Job", samples: Sequence[int]) -> list[dict[str, Any]]:
-    """List the first documents of samples, for the record, which only the first rank writes.
+def texts_of(job: "Job", samples: Sequence[int]) -> list[dict[str, Any]]:
+    """List how samples begin, for the record, which only the first rank writes.
 
     Fine-tuning has no shards and lists none.
     """
     if not (job.world.is_first and job.loader.sources):
         return []
-    return list_documents(job.loader, job.vocabulary, samples, DOCUMENTS)
+    return list_texts(job.loader, job.vocabulary, samples, TEXTS)

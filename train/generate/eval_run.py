@@ -14,7 +14,6 @@ import shlex
 import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from record.durable import write_whole
@@ -27,6 +26,7 @@ from settings.resolve import show_path
 from train.data import prepare
 from train.data.data_paths import NO_BUNDLE, data_dir
 from train.data.manifest import DataError
+from train.data.shards import ShardSet
 from train.data.sources.source import CorpusError
 from train.distributed import parallel
 from train.distributed.world import World, from_first, set_timeout, together
@@ -94,8 +94,8 @@ def validate(trained: Trained, world: World) -> Validation:
     config, vocabulary = trained.config, trained.vocabulary
     held_out = trained.facts.get("validation_shards")
     with together(DataError, CorpusError):
-        folders = find_shards(trained)
-        sources = prepare.open_sources(config, vocabulary, partial=True, folders=folders)
+        sources = prepare.open_sources(config, vocabulary, partial=True)
+        refuse_other_shards(trained, sources)
         lengths = padded_lengths(vocabulary, config)
         evaluator = Evaluator(config, sources, lengths, world, vocabulary.end_of_text, held_out)
     found = evaluator(trained.model, full=True)
@@ -119,18 +119,15 @@ def paths_of(config: Config) -> RunPaths:
     return RunPaths.of(config.runs_dir, config.run_name, ROOT)
 
 
-def find_shards(trained: Trained) -> dict[str, Path] | None:
-    """Find the shards that the run was trained with; None if any will do. Raises DataError.
+def refuse_other_shards(trained: Trained, sources: Mapping[str, ShardSet]) -> None:
+    """Raise DataError unless these shards are those that the run was trained with.
 
     What other shards hold out may be text that the run was trained on.
     """
-    fingerprint = trained.manifest.get("data", {}).get("fingerprint")
-    if not fingerprint:
-        return None
-    folders = prepare.find_folders(trained.config, trained.vocabulary, fingerprint)
-    if folders is None:
+    fingerprint = trained.manifest.get("data", {}).get("fingerprint", "")
+    origin = fingerprint.rpartition("-")[2]
+    if not prepare.hash_origin(sources).startswith(origin):
         raise DataError(explain_absence(trained.config, trained.facts["settings"]))
-    return folders
 
 
 def explain_absence(config: Config, stored: Mapping[str, Any]) -> str:

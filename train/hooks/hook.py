@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from train.data.batch import Batch
     from train.job import Job
     from train.step import StepNumbers
 
@@ -76,9 +75,6 @@ class Hook:
     def roll_back(self, job: "Job", reason: str) -> bool:
         """Take the run back to a good state. Returns False to have the last good checkpoint taken up."""
         return False
-
-    def after_refusal(self, job: "Job", batch: "Batch") -> None:
-        """All ranks have refused a step, and nothing was concluded from that yet. May wait for others."""
 
     def after_jump(self, job: "Job") -> None:
         """Samples or steps are passed over, or the run went back: the next batch is another than was expected."""

@@ -358,3 +358,22 @@ def test_text_that_is_repeated_often_is_warned_of_and_then_refused(
     assert refusal() == (["papers", "notes"] if outcome == "refused" else [])
     assert caplog.text.count("is repeated") == {"": 0, "warned": 3, "refused": 1}[outcome]
     assert refusal(begun=True) == refusal(ended=False) == []
+
+
+def test_a_run_that_began_without_near_duplicates_keeps_its_shards_and_gets_no_others(config):
+    """NEAR_DUPLICATES=drop was a setting once; its shards lie in a folder of their own."""
+    c = dataclasses.replace(config, runs_dir=str(Path(config.data_dir).parent / "runs"))
+    prepare.prepare(c)
+    folder = opened(c).folder
+    older = folder.parent.with_name(f"{folder.parent.name}-without-near-duplicates") / folder.name
+    folder.parent.rename(older.parent)
+    stored = {"settings": {"NEAR_DUPLICATES": "drop"}}
+    run = Path(c.run_folder)
+    run.mkdir(parents=True)
+    (run / "config.json").write_text(json.dumps(stored))
+    before = content(c)
+    prepare.prepare(c)
+    assert opened(c).folder == older and content(c) == before
+    next(older.glob("train_*.bin")).unlink()
+    with pytest.raises(DataError, match=rf"{older}: has not all shards, and run .*another RUN_N"):
+        prepare.prepare(c)

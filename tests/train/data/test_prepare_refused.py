@@ -34,8 +34,8 @@ def test_all_that_is_damaged_is_named_by_verify_with_code_78(config, monkeypatch
         assert count > 5 and f"data: {name}: {count} shards, all hashes match" in caplog.messages
     papers, notes = opened(c, "papers").folder, opened(c, "notes").folder
     wrong = {
-        papers / "train_00001.bin": (lambda b: b[:-1] + b"?", "damaged: it has"),
-        papers / "validation_00000.bin": (lambda b: b[:-1] + b"?", "damaged: it has"),
+        papers / "train_00001.bin": (lambda b: b[:-1] + b"?", "damaged: its hash is"),
+        papers / "validation_00000.bin": (lambda b: b[:-1] + b"?", "damaged: its hash is"),
         papers / "train_00002.bin": (lambda b: b[:-2], "bytes, but the manifest says"),
         notes / "train_00000.bin": (lambda b: b"<html>403</html>", "it looks like an error page"),
     }

@@ -10,15 +10,12 @@ import random
 import shutil
 import tracemalloc
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
-import xxhash
 
 from tests.killing import killed_at
 from train.data import shard_writer, tokenizer
-from train.data.document_index import index_path, read_index
 from train.data.manifest import SPLITS, DataError, Manifest, Seal, read_manifest
 from train.data.shard_writer import EXAMPLES, Maker
 from train.data.shards import HEADER_BYTES
@@ -62,13 +59,13 @@ def papers(tmp_path):
     return source(tmp_path / "papers", rows())
 
 
-def maker(p, v, folder, **settings):
-    return Maker(p, v, folder, SHARD_TOKENS, Files(p, folder), **settings)
+def maker(p, v, folder):
+    return Maker(p, v, folder, SHARD_TOKENS, Files(p, folder))
 
 
-def make(p, v, folder, limit=math.inf, **settings):
+def make(p, v, folder, limit=math.inf):
     """Make up to the limit, with what is missing made again first, as prepare does."""
-    made = maker(p, v, folder, **settings)
+    made = maker(p, v, folder)
     for seal in made.absent():
         made.remake(seal)
     for _ in made.make(limit):
@@ -85,10 +82,10 @@ def content(folder):
 
 @dataclasses.dataclass
 class Expected:
-    """One of the shards of a seal: ids end to end; file, row, first token and hash of each document."""
+    """One of the shards of a seal: ids end to end."""
 
     ids: list[int] = dataclasses.field(default_factory=list)
-    index: list[tuple] = dataclasses.field(default_factory=list)
+    documents: int = 0
     text_bytes: int = 0
 
 
@@ -105,8 +102,7 @@ def expected(v, limit=math.inf):
                 continue
             draw = int.from_bytes(hashlib.sha256(row["id"].encode()).digest()[:8], "little") / 2**64
             shard = validation if draw < 0.2 else train
-            text_hash = xxhash.xxh3_64_intdigest(text.encode())
-            shard.index.append((f"{f}.jsonl", r, len(shard.ids), text_hash))
+            shard.documents += 1
             before = len(train.ids)
             shard.ids += [v.end_of_text, *v.encode(text)]
             shard.text_bytes += len(text.encode())
@@ -126,7 +122,7 @@ def check(folder, v, limit=math.inf):
     numbers = collections.Counter()
     for seal, (begins, dropped, shards) in zip(manifest.seals, wanted, strict=True):
         assert (seal.begins, seal.dropped) == (begins, dropped)
-        assert seal.documents == sum(len(shard.index) for shard in shards)
+        assert seal.documents == sum(shard.documents for shard in shards)
         for split, shard in zip(SPLITS, shards, strict=True):
             info = getattr(seal, split)
             if not shard.ids:
@@ -134,16 +130,11 @@ def check(folder, v, limit=math.inf):
                 continue
             stem = f"{split}_{numbers[split]:05d}"
             numbers[split] += 1
-            names |= {f"{stem}.bin", f"{stem}.index"}
-            facts = (f"{stem}.bin", len(shard.ids), len(shard.index), shard.text_bytes)
+            names.add(f"{stem}.bin")
+            facts = (f"{stem}.bin", len(shard.ids), shard.documents, shard.text_bytes)
             assert (info.file, info.tokens, info.documents, info.text_bytes) == facts
             stored = np.fromfile(folder / info.file, "<u2")[HEADER_BYTES // 2 :]
             assert stored.tolist() == shard.ids
-            index = read_index(folder, info)
-            files = [Path(index.names[k]).name for k in index.file]
-            columns = (files, index.row.tolist(), index.begin[:-1].tolist())
-            found = zip(*columns, index.text_hash.tolist(), strict=True)
-            assert list(found) == shard.index and index.begin[-1] == info.tokens
     assert manifest.documents == sum(seal.documents for seal in manifest.seals)
     assert {path.name for path in folder.iterdir()} == names
 
@@ -170,8 +161,8 @@ def test_each_document_is_sealed_once_in_order_in_its_split_however_many_are_enc
     facts = {"schema": 3, "source": "papers", "key": papers.key, "tokenizer_sha256": v.sha256}
     facts |= {"shard_tokens": SHARD_TOKENS, "end": "all", "next": [3, 0]}
     assert manifest.items() >= facts.items()
-    indexes = [shard.index for _, _, shards in expected(v) for shard in shards]
-    assert len(places) == sum(map(len, indexes)) and places == sorted(places)
+    count = sum(shard.documents for _, _, shards in expected(v) for shard in shards)
+    assert len(places) == count and places == sorted(places)
     assert places[-1][0] == made.tokens() == shard_ends(v)[-1]
 
 
@@ -207,13 +198,14 @@ def test_rows_left_out_are_counted_by_reason_and_the_first_of_each_are_named(
             assert all(e["what"] for e in named)
 
 
-def test_a_million_null_rows_in_a_row_take_no_memory(papers, v, tmp_path):
+def test_a_million_null_rows_in_a_row_take_no_memory(papers, v, tmp_path, monkeypatch):
     def nulls(*_):
         yield from itertools.repeat(Dropped("null", Cursor(0, 0), "column 'text' is null"), 10**6)
         yield Document("last", "abcd", Cursor(0, 10**6))
 
+    monkeypatch.setattr(shard_writer, "documents", nulls)
     tracemalloc.start()
-    manifest = make(papers, v, tmp_path / "made", read=nulls).manifest
+    manifest = make(papers, v, tmp_path / "made").manifest
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert manifest.dropped == {"null": 10**6} and manifest.seals[-1].documents == 1
@@ -236,8 +228,7 @@ def test_shards_go_on_in_the_size_that_they_have_and_files_that_are_not_sealed_a
 ):
     folder = tmp_path / "made"
     make(papers, v, folder, 1000)
-    leftovers = ("train_00077.bin", "train_00077.index", "train_00000.index.tmp-01")
-    for name in (*leftovers, "validation_00000.bin.tmp", "manifest.json.tmp-0123abcd"):
+    for name in ("train_00077.bin", "validation_00000.bin.tmp", "manifest.json.tmp-0123abcd"):
         (folder / name).write_bytes(b"left over")
     again = Maker(papers, v, folder, 900, Files(papers, tmp_path))
     check(folder, v, 1000)
@@ -334,17 +325,18 @@ def work(monkeypatch):
         return real(path, *rest)
 
     monkeypatch.setattr(shard_writer, "write_shard", write)
-    return done, read
+    monkeypatch.setattr(shard_writer, "documents", read)
+    return done
 
 
 def test_sealed_documents_are_neither_read_nor_written_again(papers, v, tmp_path, work):
-    done, read = work
     next(maker(papers, v, tmp_path / "made").make(math.inf))
-    done["written"].clear()
+    for places in work.values():
+        places.clear()
     for _ in range(2):
-        seals: list[Seal] = make(papers, v, tmp_path / "made", read=read).manifest.seals
-    assert done["begins"] == [seals[1].begins] and seals[1].begins > (0, 0)
-    assert sorted(done["written"]) == sorted(i.file for seal in seals[1:] for i in seal.infos())
+        seals: list[Seal] = make(papers, v, tmp_path / "made").manifest.seals
+    assert work["begins"] == [seals[1].begins] and seals[1].begins > (0, 0)
+    assert sorted(work["written"]) == sorted(i.file for seal in seals[1:] for i in seal.infos())
 
 
 # ---- Made again
@@ -369,15 +361,15 @@ def test_making_a_shard_again_reads_no_more_than_its_stretch_and_leaves_the_othe
     papers, v, tmp_path, monkeypatch, work
 ):
     monkeypatch.setattr(tokenizer, "BATCH_BYTES", 1)
-    done, read = work
     seal = make(papers, v, tmp_path / "made").manifest.seals[1]
     (tmp_path / "made" / seal.train.file).unlink()
-    done["written"].clear()
-    make(papers, v, tmp_path / "made", read=read)
-    assert done["begins"] == [seal.begins] and done["written"] == [seal.train.file]
+    for places in work.values():
+        places.clear()
+    make(papers, v, tmp_path / "made")
+    assert work["begins"] == [seal.begins] and work["written"] == [seal.train.file]
     two_batches_ahead = 4
     rows_of_seal = seal.documents + sum(seal.dropped.values())
-    assert len(done["read"]) <= rows_of_seal + two_batches_ahead
+    assert len(work["read"]) <= rows_of_seal + two_batches_ahead
 
 
 @pytest.mark.parametrize("gone", SPLITS)
@@ -397,12 +389,13 @@ def test_a_shard_that_is_made_again_between_two_others_leaves_nothing_behind_for
 
 
 @pytest.mark.parametrize("gone", SPLITS)
-def test_a_shard_that_comes_out_otherwise_is_refused_and_not_left_there(papers, v, tmp_path, gone):
+def test_a_shard_that_comes_out_otherwise_is_refused_and_not_left_there(
+    papers, v, tmp_path, monkeypatch, gone
+):
     seals = make(papers, v, tmp_path / "made").manifest.seals
     info = next(getattr(seal, gone) for seal in seals if seal.validation)
     folder = tmp_path / "made"
     (folder / info.file).unlink()
-    index_path(folder, info).unlink()
     before = content(folder)
 
     def read(*place):
@@ -411,6 +404,7 @@ def test_a_shard_that_comes_out_otherwise_is_refused_and_not_left_there(papers, 
             yield item if is_dropped else dataclasses.replace(item, text=item.text[::-1])
 
     words = rf"{info.file} does not come out as it was .*delete {folder} .*make data"
+    monkeypatch.setattr(shard_writer, "documents", read)
     with pytest.raises(DataError, match=words):
-        make(papers, v, folder, read=read)
+        make(papers, v, folder)
     assert content(folder) == before

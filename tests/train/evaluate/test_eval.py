@@ -130,16 +130,6 @@ def test_a_run_is_scored_on_the_text_that_it_held_out_or_not_at_all(trained, tmp
     elsewhere |= {"CORE_BUNDLE": "none"}
     del elsewhere["TOKENIZER"]
 
-    # The text has changed since then and was prepared again: the shards of then are scored.
-    (pin,) = (data / "python-stdlib").glob("pin-*.json")
-    (shards,) = (data / "python-stdlib").glob("*/*/manifest.json")
-    folder = shards.parent.parent
-    pin.write_text(pin.read_text().replace(folder.name.split("-")[0], "changed"))
-    changed = folder.with_name(f"changed-{folder.name.split('-')[1]}")
-    shutil.copytree(folder, changed)
-    (manifest,) = changed.glob("*/manifest.json")
-    content = json.loads(manifest.read_text().replace(folder.name, changed.name))
-    manifest.write_text(json.dumps(content | {"hash": hash_content(content)}))
     evaluate(elsewhere)
     after = read_result(tmp_path / "run")
     assert (after["val_loss"], after["scored_bytes"]) == (
@@ -147,8 +137,15 @@ def test_a_run_is_scored_on_the_text_that_it_held_out_or_not_at_all(trained, tmp
         before["scored_bytes"],
     )
 
-    # Only those of the changed text are left.
-    shutil.rmtree(folder)
+    # The text has changed since then and was prepared again.
+    (pin,) = (data / "python-stdlib").glob("pin-*.json")
+    (shards,) = (data / "python-stdlib").glob("*/*/manifest.json")
+    folder = shards.parent.parent
+    pin.write_text(pin.read_text().replace(folder.name.split("-")[0], "changed"))
+    changed = folder.rename(folder.with_name(f"changed-{folder.name.split('-')[1]}"))
+    (manifest,) = changed.glob("*/manifest.json")
+    content = json.loads(manifest.read_text().replace(folder.name, changed.name))
+    manifest.write_text(json.dumps(content | {"hash": hash_content(content)}))
     output = evaluate(elsewhere, code=78)
     assert (
         f"the text that run held out is not in DATA_DIR={data}. What there is of DATA_MIX="

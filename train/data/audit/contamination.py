@@ -53,17 +53,10 @@ class Text:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A file of an evaluation.
-
-    Attributes:
-        rows: how many there are.
-        short: rows none of whose strings has 13 words.
-    """
+    """A file of an evaluation, with this many rows."""
 
     name: str
-    file: Path
     rows: int
-    short: int
     texts: list[Text]
 
 
@@ -127,7 +120,7 @@ def name_task(file: Path, bundle: Path, stems: collections.Counter[str]) -> str:
 def read_task(name: str, file: Path, content: bytes) -> Task:
     """Read the rows of a task, JSON lines. Raises DataError."""
     texts = []
-    rows = short = 0
+    rows = 0
     for number, line in enumerate(content.splitlines(), 1):
         if not line.strip():
             continue
@@ -138,14 +131,12 @@ def read_task(name: str, file: Path, content: bytes) -> Task:
             raise DataError(f"{file} row {number}: not JSON ({start}); {REMEDY}") from None
         rows += 1
         strings = [split_words(string) for string in list_strings(row)]
-        compared = choose_strings(strings)
-        short += all(len(words) < RUN_WORDS for words in strings)
-        for words in compared:
+        for words in choose_strings(strings):
             length = min(RUN_WORDS, len(words))
             texts.append(Text(number, words, length, hash_runs(hash_words(words), length)))
     if not rows:
         raise DataError(f"{file}: holds no row; {REMEDY}")
-    return Task(name, file, rows, short, texts)
+    return Task(name, rows, texts)
 
 
 def list_strings(value: Any) -> Iterator[str]:
@@ -205,20 +196,16 @@ class RunTable:
         Returns:
             As in report.json. The examples are the first run of each of the first rows.
         """
-        runs_found = []
         examples: dict[int, str] = {}  # by row
         for text in task.texts:
             is_shared = is_found[np.searchsorted(self.runs, text.runs)]
             if is_shared.any():
-                runs_found.append(text.runs[is_shared])
                 first = int(np.argmax(is_shared))
                 run = text.words[first : first + text.length]
                 examples.setdefault(text.row, " ".join(run))
         return {
             "rows": task.rows,
             "rows_touched": len(examples),
-            "grams": len(np.unique(join([text.runs for text in task.texts]))),
-            "grams_found": len(np.unique(join(runs_found))),
             "examples": [
                 {"row": row, "text": run}
                 for row, run in itertools.islice(examples.items(), EXAMPLES)

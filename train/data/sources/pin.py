@@ -60,21 +60,18 @@ class Pinned:
     """A source at a revision; the order of the files is that of the documents.
 
     held_out: the name of a document that is held out beside those that their hash chooses, of little text.
-    drops_near_duplicates: its shards leave them out, and have a folder of their own.
     """
 
     source: Source
     revision: str
     files: tuple[File, ...]
     held_out: str = ""
-    drops_near_duplicates: bool = False
 
     @property
     def key(self) -> str:
         """The name of a folder with what is made from it."""
         choice = f"-{self.held_out[:8]}" if self.held_out else ""
-        variant = "-without-near-duplicates" if self.drops_near_duplicates else ""
-        return f"{self.revision[:12]}-{self.source.identity}{choice}{variant}"
+        return f"{self.revision[:12]}-{self.source.identity}{choice}"
 
     def holds_out(self, name: str) -> bool:
         """Whether the document of that name is never trained on."""
