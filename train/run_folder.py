@@ -162,10 +162,6 @@ def keep_tokenizer(paths: RunPaths, vocabulary: Vocabulary) -> None:
 
 
 def stored_norm_eps(before: dict[str, Any]) -> float | None:
-    """Return the epsilon of RMSNorm from a run's config.json, where INIT_FROM had one of its own.
-
-    It was a setting once: older runs have it among these.
-    """
-    attempts = before.get("attempts") or [{}]
-    stored = attempts[-1].get("norm_eps") or before.get("settings", {}).get("NORM_EPS")
-    return None if stored is None else float(stored)
+    """Return the epsilon of RMSNorm from a run's config.json; None if it has none."""
+    attempts = before.get("attempts")
+    return attempts[-1].get("norm_eps") if attempts else None
