@@ -273,7 +273,7 @@ def list_given(s: Source) -> list[str]:
     return names
 
 
-def drop_copies(s: Source, files: list[File]) -> tuple[File, ...]:
+def drop_copies(s: Source, files: Sequence[File]) -> tuple[File, ...]:
     """Return the files without those that are equal to an earlier one: text counts once. Log how many these are."""
     first: dict[str, File] = {}
     copies = [file for file in files if first.setdefault(file.digest, file) is not file]
