@@ -7,6 +7,7 @@ import dataclasses
 import json
 import logging
 import time
+import uuid
 from collections.abc import Mapping
 from typing import Any
 
@@ -103,7 +104,7 @@ class Attempt:
     def __post_init__(self) -> None:
         config, paths, world, status = self.config, self.paths, self.world, self.status
         self.before: dict[str, Any] = from_first(stored_config(paths) if world.is_first else {})
-        self.identity = Identity.of(self.before, config)
+        self.identity = Identity.of(self.before, config, from_first(uuid.uuid4().hex))
         self.number = len(self.before.get("attempts", []))
         self.changes: dict[str, list] = {}
         if self.before:

@@ -105,7 +105,8 @@ def test_a_checkpoint_that_does_not_verify_ends_no_run(tmp_path, phase, step):
 def test_a_checkpoint_of_another_run_ends_no_run(tmp_path):
     paths = RunPaths(tmp_path)
     config = Config(max_steps=5).derived()
-    mine, other = Identity.of({}, config), Identity.of({}, config.replace(seed=5))
+    mine = Identity.of({}, config, "mine")
+    other = Identity.of({}, config.replace(seed=5), "other")
     mine.adopted = []
     stored = {"settings": {}, "attempts": [], "identity": mine.stored()}
     paths.config.write_text(json.dumps(stored))
