@@ -14,14 +14,17 @@ import dataclasses
 import math
 import pickle
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, ClassVar
 
 from record.regular_file import open_inside
 
 FILE = ".metadata"
 PART = re.compile(r"__[0-9]+_[0-9]+\.distcp")
 DTYPE = re.compile(r"bool|(b?float|u?int|complex)[0-9]+\w*")
+
+MOST_VALUES = 1000  # in a tuple: a size has one per dimension, a path one per folder
 
 Numbers = tuple[int, ...]
 
@@ -75,8 +78,49 @@ STAND_INS = {
 }
 
 
-class Unpickler(pickle.Unpickler):
-    """Imports nothing: a class or function becomes a StandIn, and a data type its name."""
+def counted(load: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return pickle's method that makes a tuple, with the values in it counted."""
+
+    def load_and_count(unpickler: "Unpickler") -> None:
+        load(unpickler)
+        unpickler.count_tuple()
+
+    return load_and_count
+
+
+class Unpickler(pickle._Unpickler):
+    """Imports nothing: a class or function becomes a StandIn, and a data type its name.
+
+    Few bytes can make a tuple that holds another twice, which does so too, and so on. To hash it as a key
+    would never end. So what a tuple holds is counted when it is made. There are no frozensets, which
+    can be nested alike.
+
+    Attributes:
+        sizes: id of a tuple -> values in it and in the tuples that it holds.
+        tuples: all of them: an id would be used again.
+    """
+
+    stack: list[Any]
+    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = dict(pickle._Unpickler.dispatch)
+    del dispatch[pickle.FROZENSET[0]]
+    for opcode in (pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3):
+        dispatch[opcode[0]] = counted(dispatch[opcode[0]])
+
+    def __init__(self, file: BinaryIO):
+        super().__init__(file)
+        self.sizes: dict[int, int] = {}
+        self.tuples: list[tuple] = []
+
+    def count_tuple(self) -> None:
+        """Count what the tuple that was just made holds. Raises ForbiddenPickle."""
+        made = self.stack[-1]
+        size = 1 + sum(self.sizes.get(id(value), 1) for value in made)
+        if size > MOST_VALUES:
+            raise ForbiddenPickle(
+                f"{FILE} has a tuple of more than {MOST_VALUES} values, as no checkpoint does"
+            )
+        self.sizes[id(made)] = size
+        self.tuples.append(made)
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch" and DTYPE.fullmatch(name):
@@ -129,7 +173,9 @@ def read_tensor_list(folder: Path) -> TensorList:
         except ForbiddenPickle:
             raise
         except Exception as error:  # whatever a damaged pickle raises
-            raise ForbiddenPickle(f"{FILE} is no list of tensors ({error!r})") from None
+            raise ForbiddenPickle(
+                f"{FILE} is no list of tensors ({type(error).__name__})"
+            ) from None
 
 
 def list_tensors(root: Any) -> TensorList:
