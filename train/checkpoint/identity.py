@@ -33,8 +33,8 @@ class Identity:
     """The identity of a run, the same on all ranks.
 
     Attributes:
-        adopted: hashes of the manifests without an identity that are this run's: version 0.1.0 gave
-            them none. None until they have been looked for.
+        adopted: hashes of the manifests without an identity that are this run's, which began
+            before there were identities. None until they have been looked for.
     """
 
     id: str
