@@ -103,7 +103,7 @@ def verify(folder: Path) -> dict[str, Any]:
             if describe(folder, name) != tuple(described):
                 raise ValueError("its hash differs")
         except (OSError, ValueError) as error:
-            raise CheckpointError(f"{folder.name}: {name} is damaged ({error})") from None
+            raise damaged(folder, name, str(error)) from None
     if tensor_list.FILE in manifest["files"]:
         check_tensors(folder, manifest)
     return manifest
@@ -117,24 +117,22 @@ def check_tensors(folder: Path, manifest: dict[str, Any]) -> None:
     try:
         listed = tensor_list.read_tensor_list(folder)
     except (OSError, tensor_list.ForbiddenPickle) as error:
-        raise CheckpointError(f"{folder.name}: {tensor_list.FILE} is damaged ({error})") from None
+        raise damaged(folder, tensor_list.FILE, str(error)) from None
     files = manifest["files"]
     if missing := listed.files() - files.keys():
-        raise CheckpointError(
-            f"{folder.name}: {FILE} is damaged (it does not list {min(missing)}, which holds tensors)"
-        )
+        raise damaged(folder, FILE, f"it does not list {min(missing)}, which holds tensors")
     for name, (size, _) in files.items():
         # A process that had no tensor to write has left an empty file.
         if size and name != tensor_list.FILE and name not in listed.files():
-            raise CheckpointError(
-                f"{folder.name}: {FILE} is damaged (it lists {name}, which holds no tensor)"
-            )
-    count = manifest.get("tensors", len(listed.tensors))  # earlier versions did not count them
+            raise damaged(folder, FILE, f"it lists {name}, which holds no tensor")
+    count = manifest.get("tensors", len(listed.tensors))  # commit 9fc3810 did not count them
     if count != len(listed.tensors):
-        raise CheckpointError(
-            f"{folder.name}: {tensor_list.FILE} is damaged (it has {len(listed.tensors)} tensors, and "
-            f"{count} were written)"
-        )
+        why = f"it has {len(listed.tensors)} tensors, and {count} were written"
+        raise damaged(folder, tensor_list.FILE, why)
+
+
+def damaged(folder: Path, name: str, why: str) -> CheckpointError:
+    return CheckpointError(f"{folder.name}: {name} is damaged ({why})")
 
 
 def describe(folder: Path, name: str) -> tuple[int, str]:

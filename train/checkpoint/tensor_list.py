@@ -16,7 +16,7 @@ import pickle
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar
+from typing import Any, ClassVar
 
 from record.regular_file import open_inside
 
@@ -78,49 +78,42 @@ STAND_INS = {
 }
 
 
-def counted(load: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Return pickle's method that makes a tuple, with the values in it counted."""
+def check_tuple(made: tuple) -> None:
+    """Raise ForbiddenPickle if a tuple holds many values, with those of the tuples in it."""
+    values: list[Any] = [made]
+    for _ in range(MOST_VALUES):
+        value = values.pop()
+        if isinstance(value, tuple):
+            values += value
+        if not values:
+            return
+    raise ForbiddenPickle(
+        f"{FILE} has a tuple of more than {MOST_VALUES} values, as no checkpoint does"
+    )
 
-    def load_and_count(unpickler: "Unpickler") -> None:
+
+def checked(load: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return pickle's method that makes a tuple, with a check of the tuple."""
+
+    def load_and_check(unpickler: Any) -> None:
         load(unpickler)
-        unpickler.count_tuple()
+        check_tuple(unpickler.stack[-1])
 
-    return load_and_count
+    return load_and_check
 
 
 class Unpickler(pickle._Unpickler):
     """Imports nothing: a class or function becomes a StandIn, and a data type its name.
 
     Few bytes can make a tuple that holds another twice, which does so too, and so on. To hash it as a key
-    would never end. So what a tuple holds is counted when it is made. There are no frozensets, which
-    can be nested alike.
-
-    Attributes:
-        sizes: id of a tuple -> values in it and in the tuples that it holds.
-        tuples: all of them: an id would be used again.
+    would never end. So tuples are checked when they are made. There are no frozensets, which can be
+    nested alike.
     """
 
-    stack: list[Any]
     dispatch: ClassVar[dict[int, Callable[[Any], None]]] = dict(pickle._Unpickler.dispatch)
     del dispatch[pickle.FROZENSET[0]]
     for opcode in (pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3):
-        dispatch[opcode[0]] = counted(dispatch[opcode[0]])
-
-    def __init__(self, file: BinaryIO):
-        super().__init__(file)
-        self.sizes: dict[int, int] = {}
-        self.tuples: list[tuple] = []
-
-    def count_tuple(self) -> None:
-        """Count what the tuple that was just made holds. Raises ForbiddenPickle."""
-        made = self.stack[-1]
-        size = 1 + sum(self.sizes.get(id(value), 1) for value in made)
-        if size > MOST_VALUES:
-            raise ForbiddenPickle(
-                f"{FILE} has a tuple of more than {MOST_VALUES} values, as no checkpoint does"
-            )
-        self.sizes[id(made)] = size
-        self.tuples.append(made)
+        dispatch[opcode[0]] = checked(dispatch[opcode[0]])
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch" and DTYPE.fullmatch(name):
