@@ -7,6 +7,7 @@ import dataclasses
 import json
 import logging
 import time
+import uuid
 from collections.abc import Mapping
 from typing import Any
 
@@ -121,7 +122,7 @@ def begin_attempt(
 ) -> Attempt:
     """Compare with the attempts before, and watch from here on for what hangs. Raises SettingsError."""
     before: dict[str, Any] = from_first(stored_config(paths) if world.is_first else {})
-    identity = Identity.of(before, config)
+    identity = Identity.of(before, config, from_first(uuid.uuid4().hex))
     changes: dict[str, list] = {}
     if before:
         complaints, changes = compare_with_stored(before["settings"], config.values())

@@ -1,12 +1,13 @@
 """The optimizer: AdamW for all weights, or Muon for the matrices inside blocks and AdamW for the rest.
 
+AdamW is Loshchilov and Hutter 2019. Muon (Jordan et al. 2024) makes the momentum of a matrix orthogonal by five
+Newton-Schulz iterations in bfloat16.
+
 Matrices decay, vectors (the norms) do not. The learning rate and all other values are set anew at each step.
 """
 
-import inspect
-
-import torch
 from torch import Tensor, nn
+from torch.optim import AdamW, Muon
 
 from settings.config import Config
 
@@ -14,39 +15,19 @@ MUON_MOMENTUM = 0.95  # decay of Muon's momentum (Nesterov)
 ADAM_EPS = 1e-8  # added to the square root of Adam's second moment
 
 
-class _Plain(torch.optim.Optimizer):
-    """torch's optimizers without what keeps torch's compiler from looking inside.
-
-    Those wrappers import the compiler when they are first called, which takes a second and 60 MB of a run that
-    compiles nothing. The methods below are torch's own, unwrapped.
-    """
-
-    keeps: tuple[str, ...]  # about a weight that it has updated, by torch's names
-
-    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
-    zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
-
-
-class AdamW(_Plain, torch.optim.AdamW):
-    """Loshchilov and Hutter 2019."""
-
-    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
-    keeps = ("step", "exp_avg", "exp_avg_sq")
-
-
-class Muon(_Plain, torch.optim.Muon):
-    """Jordan et al. 2024: the momentum of a matrix, made orthogonal by five Newton-Schulz iterations in bfloat16."""
-
-    step = torch.no_grad()(inspect.unwrap(torch.optim.Muon.step))
-    keeps = ("momentum_buffer",)
+# What torch's optimizers keep about a weight that they have updated, by torch's names.
+KEPT = {
+    AdamW: ("step", "exp_avg", "exp_avg_sq"),
+    Muon: ("momentum_buffer",),
+}
 
 
 class Optimizer:
     """One or more of torch's optimizers, each with weights of its own, used as one."""
 
-    def __init__(self, parts: list[_Plain]):
+    def __init__(self, parts: list[AdamW | Muon]):
         self.parts = parts
-        self.owner: dict[Tensor, _Plain] = {}
+        self.owner: dict[Tensor, AdamW | Muon] = {}
         for part in parts:
             for group in part.param_groups:
                 self.owner |= dict.fromkeys(group["params"], part)
@@ -65,7 +46,7 @@ class Optimizer:
 
     def kept(self, weight: Tensor) -> tuple[str, ...]:
         """Return the names of what is kept about a weight after its first update."""
-        return self.owner[weight].keeps
+        return KEPT[type(self.owner[weight])]
 
     def set_moments(self, weight: Tensor, moments: dict[str, Tensor]) -> None:
         self.owner[weight].state[weight] = moments
@@ -90,7 +71,7 @@ def build_optimizer(model: nn.Module, c: Config) -> Optimizer:
             matrices.append(weight)
     # AdamW takes no empty group; adapters are matrices only. Decay is set at each step.
     groups = [{"params": weights} for weights in (matrices, vectors) if weights]
-    parts: list[_Plain] = [AdamW(groups, fused=True)]
+    parts: list[AdamW | Muon] = [AdamW(groups, fused=True)]
     if hidden:
         # updates are scaled to the size of AdamW's (Liu et al. 2025), so that one rate serves both
         parts.append(Muon(hidden, nesterov=True, adjust_lr_fn="match_rms_adamw"))

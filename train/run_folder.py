@@ -100,26 +100,19 @@ def describe_end(c: Config, paths: RunPaths, target: str) -> str:
         step = state["step"]
     elif saved < c.last_step or (saved == c.last_step and not is_done):
         return ""  # the resume names what is damaged, and goes on from there
-    last, further = f"MAX_STEPS={c.last_step}", f"MAX_STEPS={2 * step}"
-    if target == "finetune" and not c.max_steps:
-        last, further = f"EPOCHS={c.epochs} of DATA, {c.last_step} steps", f"EPOCHS={2 * c.epochs}"
     end = f"run {c.run_name} is done: {step} of {c.last_step} steps, in {paths.folder}"
-    if c.early_end:
-        end = (
-            f"run {c.run_name} stopped at {c.early_end}, in {paths.folder}; "
-            "the same command without it goes on"
-        )
-    if step > c.last_step:
-        end = f"run {c.run_name} is already at step {step}, past {last}: nothing is left to do"
     if target == "train" and c.min_learning_rate == 0 and step * c.batch_tokens >= c.train_tokens:
         tokens = format_tokens(2 * c.train_tokens)
         return (
             f"{end}\nThe learning rate is 0, so more steps change nothing. To train longer, set "
             f"{name_new_run(paths.folder.with_name(f'{c.run_name}-longer'))} TRAIN_TOKENS={tokens}."
         )
-    if saved:
-        end += f"\nTo train it further, set {further}."
-    return end
+    if not saved:
+        return end
+    further = f"MAX_STEPS={2 * step}"
+    if target == "finetune" and not c.max_steps:
+        further = f"EPOCHS={2 * c.epochs}"
+    return f"{end}\nTo train it further, set {further}."
 
 
 def newest_of_run(c: Config, paths: RunPaths) -> int:
@@ -162,10 +155,6 @@ def keep_tokenizer(paths: RunPaths, vocabulary: Vocabulary) -> None:
 
 
 def stored_norm_eps(before: dict[str, Any]) -> float | None:
-    """Return the epsilon of RMSNorm from a run's config.json, where INIT_FROM had one of its own.
-
-    It was a setting once: older runs have it among these.
-    """
-    attempts = before.get("attempts") or [{}]
-    stored = attempts[-1].get("norm_eps") or before.get("settings", {}).get("NORM_EPS")
-    return None if stored is None else float(stored)
+    """Return the epsilon of RMSNorm from a run's config.json; None if it has none."""
+    attempts = before.get("attempts")
+    return attempts[-1].get("norm_eps") if attempts else None

@@ -12,7 +12,6 @@ from train.checkpoint.identity import Identity
 from train.checkpoint.manifest import CheckpointError
 from train.run_folder import describe_end
 
-PAST = "run x is already at step {}, past {}: nothing is left to do"
 FURTHER = "To train it further, set {}."
 LONGER = (
     "The learning rate is 0, so more steps change nothing. To train longer, set RUN_NAME=x-longer "
@@ -29,10 +28,10 @@ LONGER = (
             True,
             "train",
             {"max_steps": 5},
-            "stopped at MAX_STEPS=5 of 10, in ",
+            "run x is done: 5 of 5 steps, in ",
             FURTHER.format("MAX_STEPS=10"),
         ),
-        ("done", 5, False, "train", {"max_steps": 5}, "stopped at MAX_STEPS=5 of 10, in ", ""),
+        ("done", 5, False, "train", {"max_steps": 5}, "run x is done: 5 of 5 steps, in ", ""),
         ("done", 5, True, "train", {"max_steps": 6}, "", ""),
         ("crashed", 5, True, "train", {"max_steps": 5}, "", ""),
         (
@@ -41,7 +40,7 @@ LONGER = (
             True,
             "train",
             {"max_steps": 3},
-            PAST.format(5, "MAX_STEPS=3"),
+            "run x is done: 5 of 3 steps",
             FURTHER.format("MAX_STEPS=10"),
         ),
         (
@@ -50,7 +49,7 @@ LONGER = (
             True,
             "finetune",
             {"epochs": 2, "train_tokens": 4000},
-            "past EPOCHS=2 of DATA, 4 steps: nothing",
+            "run x is done: 5 of 4 steps",
             FURTHER.format("EPOCHS=4"),
         ),
         # Of a schedule that ends at 0, more steps change nothing.
@@ -61,7 +60,7 @@ LONGER = (
             True,
             "train",
             {"min_learning_rate": 0.0, "max_steps": 9},
-            "MAX_STEPS=9 of 10",
+            "run x is done: 9 of 9 steps",
             FURTHER.format("MAX_STEPS=18"),
         ),
     ],
@@ -100,13 +99,14 @@ def test_a_checkpoint_that_does_not_verify_ends_no_run(tmp_path, phase, step):
     (paths.checkpoints / f"step_{step:07d}").mkdir()  # without its manifest
     assert describe_end(Config(max_steps=5).derived(), paths, "train") == ""
     make(paths.checkpoints, 6)
-    assert "already at step 6" in describe_end(Config(max_steps=5).derived(), paths, "train")
+    assert "is done: 6 of 5 steps" in describe_end(Config(max_steps=5).derived(), paths, "train")
 
 
 def test_a_checkpoint_of_another_run_ends_no_run(tmp_path):
     paths = RunPaths(tmp_path)
     config = Config(max_steps=5).derived()
-    mine, other = Identity.of({}, config), Identity.of({}, config.replace(seed=5))
+    mine = Identity.of({}, config, "mine")
+    other = Identity.of({}, config.replace(seed=5), "other")
     mine.adopted = []
     stored = {"settings": {}, "attempts": [], "identity": mine.stored()}
     paths.config.write_text(json.dumps(stored))

@@ -58,7 +58,7 @@ def test_a_last_step_that_is_already_past_is_said_and_nothing_is_done(trial):
     for text in (path.read_bytes(), b'{"phase": "crashed", "step": 10}'):
         path.write_bytes(text)
         out = trial.train(MAX_STEPS=5)
-        assert "is already at step 10, past MAX_STEPS=5" in out and "MAX_STEPS=20" in out
+        assert "is done: 10 of 5 steps" in out and "MAX_STEPS=20" in out
         assert "bits per byte" not in out
         assert path.read_bytes() == text
     assert [(trial.run / name).read_bytes() for name in names] == before
@@ -85,7 +85,7 @@ def test_a_run_without_checkpoints_cannot_be_trained_further(trial):
     before = record.read_bytes()
     out = trial.train()
     assert record.read_bytes() == before
-    assert "run run stopped at MAX_STEPS=2 of 40" in out
+    assert "run run is done: 2 of 2 steps" in out
     assert "train it further" not in out
 
 

@@ -245,6 +245,7 @@ def load_into(
     shared: bool = True,
     outer: dict[str, Tensor] | None = None,
     may_be_unused: bool = False,
+    has_moments: bool = True,
 ) -> None:
     """Read weights and moments of a verified checkpoint in place, on all ranks together, each its own part.
 
@@ -256,6 +257,7 @@ def load_into(
             what they hold copies of.
         outer: filled with what the sites had in common, if the checkpoint has that; None: not read.
         may_be_unused: whether there may be weights that no step has used, and without moments.
+        has_moments: False if the optimizer had made no step when the checkpoint was written.
 
     Raises CheckpointError, on all ranks.
     """
@@ -274,7 +276,10 @@ def load_into(
     with fail_together(failure):
         if optimizer:
             make_moments(model, optimizer, outer, stored)
-            check_moments(model, optimizer, outer, may_be_unused)
+            if has_moments:
+                check_moments(model, optimizer, may_be_unused)
+            if outer:
+                check_outer(model, outer)
         states = tensor_states(model, optimizer, outer)
         if sees:
             dcp.load(states, storage_reader=reader, no_dist=True)
@@ -311,13 +316,10 @@ def make_moments(
                 outer[key] = blank(weight, *stored[f"outer.{key}"])
 
 
-def check_moments(
-    model: nn.Module, optimizer: Optimizer, outer: dict[str, Tensor] | None, may_be_unused: bool
-) -> None:
-    """Raise ValueError if a checkpoint lacks something that training needs. It has made a step."""
-    weights = weights_of(model)
+def check_moments(model: nn.Module, optimizer: Optimizer, may_be_unused: bool) -> None:
+    """Raise ValueError if a checkpoint lacks moments that the next step needs."""
     used = 0
-    for name, weight in weights.items():
+    for name, weight in weights_of(model).items():
         moments = optimizer.moments(weight)
         used += bool(moments)
         if may_be_unused and not moments:
@@ -329,9 +331,13 @@ def check_moments(
                 raise ValueError(f"optimizer.state.{name}.{key} has another shape than {name}")
     if not used:
         raise ValueError("it has no optimizer state")
-    for name in weights if outer else ():
+
+
+def check_outer(model: nn.Module, outer: dict[str, Tensor]) -> None:
+    """Raise ValueError if a checkpoint lacks something of what sites have in common."""
+    for name in weights_of(model):
         for key in (f"weights.{name}", f"momentum.{name}"):
-            if key not in (outer or {}):
+            if key not in outer:
                 raise ValueError(f"it has no outer.{key}")
 
 

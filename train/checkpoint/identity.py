@@ -4,9 +4,9 @@ The id is random and made once per run, so a copy of the whole folder is still t
 of SYNC=diloco has a folder of its own, with an id of its own.
 """
 
+import contextlib
 import dataclasses
 import logging
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from settings.config import SETTINGS, Config
 from settings.declare import FREE, format_value, read_section
 from settings.resume import compare_with_stored
 from settings.run import Machine
-from train.checkpoint.manifest import CheckpointError, hash_content, load_manifest
+from train.checkpoint.manifest import CheckpointError, load_manifest
 from train.distributed.world import World, from_first
 
 log = logging.getLogger(__name__)
@@ -33,8 +33,8 @@ class Identity:
     """The identity of a run, the same on all ranks.
 
     Attributes:
-        adopted: hashes of the manifests without an identity that are this run's: an earlier version
-            wrote them. None until they have been looked for.
+        adopted: hashes of the manifests without an identity that are this run's, which began
+            before there were identities. None until they have been looked for.
     """
 
     id: str
@@ -42,15 +42,15 @@ class Identity:
     adopted: list[str] | None = None
 
     @classmethod
-    def of(cls, before: Mapping[str, Any], config: Config) -> "Identity":
-        """Return that in the config.json of earlier attempts, or a new one. Called by all ranks."""
+    def of(cls, before: Mapping[str, Any], config: Config, new_id: str = "") -> "Identity":
+        """Return the identity in the config.json of earlier attempts; without one, that with `new_id`."""
         values = config.values()
         settings = {name: values[name] for name in SHAPES_A_RUN}
         stored = before.get("identity")
         if stored:
             # Of an edited file, no checkpoint is accepted: that names it.
             return cls(str(stored.get("id")), settings, stored.get("adopted", []))
-        return cls(from_first(uuid.uuid4().hex), settings)
+        return cls(new_id, settings)
 
     def stored(self) -> dict[str, Any]:
         """Return what config.json has of it."""
@@ -64,31 +64,19 @@ class Identity:
         """Raise CheckpointError if a checkpoint is of another run."""
         theirs = manifest.get("run")
         if theirs is None:
-            self.check_without_identity(folder, manifest)
+            if self.adopted is not None and manifest["hash"] not in self.adopted:
+                raise other_run(
+                    folder, "of another run or edited: it does not name its run, as this run's do"
+                )
             return
-        refusals, changes = compare_with_stored(theirs["settings"], self.settings)
-        if theirs["id"] == self.id:
-            if refusals:
-                raise CheckpointError(f"{folder}: does not fit this run. {' '.join(refusals)}")
-            return
-        if self.adopted is None and not refusals and not changes:
-            self.id = theirs["id"]  # an earlier version has written config.json anew, without it
-            return
-        raise other_run(
-            folder, f"of another run{describe_difference(theirs['settings'], self.settings)}"
-        )
-
-    def check_without_identity(self, folder: Path, manifest: Mapping[str, Any]) -> None:
-        if self.adopted is None:
-            log.info(
-                "%s: was written by an earlier version, which did not say of which run it is. It is "
-                "taken as this run's; new checkpoints name their run",
-                folder,
-            )
-        elif hash_content(dict(manifest)) not in self.adopted:
-            raise other_run(
-                folder, "of another run or edited: it does not name its run, as this run's do"
-            )
+        if theirs["id"] != self.id:
+            what = f"of another run{describe_difference(theirs['settings'], self.settings)}"
+            if self.adopted is None:
+                what += " (or config.json lost its `identity`: then restore that file from a copy)"
+            raise other_run(folder, what)
+        refusals, _ = compare_with_stored(theirs["settings"], self.settings)
+        if refusals:
+            raise CheckpointError(f"{folder}: does not fit this run. {' '.join(refusals)}")
 
     def adopt(self, root: Path, world: World) -> None:
         """Take all checkpoints that have no identity for this run's, once. Called by all ranks."""
@@ -99,26 +87,25 @@ class Identity:
 def check_identity(
     before: Mapping[str, Any], config: Config, folder: Path, manifest: Mapping[str, Any]
 ) -> None:
-    """Raise CheckpointError if a checkpoint is of another run than its config.json.
-
-    Args:
-        before: config.json of the run. One that an earlier version wrote has no identity to compare.
-        config: the run's settings.
-    """
-    if before.get("identity"):
-        Identity.of(before, config).check(folder, manifest)
+    """Raise CheckpointError if a checkpoint is of another run than `before`, the run's config.json."""
+    Identity.of(before, config).check(folder, manifest)
 
 
 def hash_unnamed(root: Path) -> list[str]:
-    """Return the hashes of the manifests that do not name their run."""
+    """Return the hashes of the manifests that do not name their run, and log that they are this run's."""
     hashes = []
     for step in list_checkpoints(root):
-        try:
+        with contextlib.suppress(CheckpointError):
             manifest = load_manifest(root / name_checkpoint(step))
-        except CheckpointError:
-            continue
-        if "run" not in manifest:
-            hashes.append(hash_content(manifest))
+            if "run" not in manifest:
+                hashes.append(manifest["hash"])
+    if hashes:
+        log.info(
+            "%s: checkpoints that do not say of which run they are (%d) are taken as this run's; new "
+            "ones name their run",
+            root,
+            len(hashes),
+        )
     return hashes
 
 

@@ -4,13 +4,11 @@
      "files": {"__0_0.distcp": [size, xxh3], ...}, "hash": xxh3 of all of the above}
 
 `make checkpoints` and `make fetch-run` read it here, too. The hash finds every flipped bit. It does not
-keep anybody from editing a manifest: it has no key. Manifests of schema 1 have no hash.
+keep anybody from editing a manifest: it has no key. A later schema is to keep the hash as it is, so that
+a manifest of another version can be told from a damaged one.
 """
 
-import functools
 import json
-import logging
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +20,8 @@ from settings import ExpectedError
 from settings.json_file import parse_object
 from train.checkpoint import tensor_list
 
-log = logging.getLogger(__name__)
-
 FILE = "MANIFEST.json"
 SCHEMA = 2
-UNPROTECTED = 1  # the schema before manifests had a hash
 LITE = ("adapter_model.safetensors", "adapter_config.json")  # of adapters alone (finetune/lite.py)
 CHUNK_BYTES = 2**24  # that are read at once to hash a file
 DAMAGE = (ValueError, LookupError, TypeError, AttributeError)  # what a damaged manifest raises
@@ -37,7 +32,7 @@ class CheckpointError(ExpectedError):
 
 
 class OtherFormat(CheckpointError):
-    """A checkpoint of a later version of this code: nothing is wrong with it."""
+    """A checkpoint of another version of this code: nothing is wrong with it."""
 
 
 def seal_manifest(content: dict[str, Any]) -> bytes:
@@ -57,22 +52,17 @@ def parse_manifest(content: bytes, name: str) -> dict[str, Any]:
     """Return what a manifest holds. `name` is that of its folder.
 
     Raises:
-        OtherFormat: a later version wrote it.
+        OtherFormat: another version wrote it.
         DAMAGE: it is damaged, or of another step.
     """
     manifest = parse_object(content)
-    schema = manifest.get("schema")
-    # Where the schema is what was damaged, the hash still says that this version wrote it.
-    is_sealed = manifest.get("hash") == hash_content(manifest | {"schema": SCHEMA})
-    if not is_sealed and isinstance(schema, int) and schema > SCHEMA:
+    if manifest.get("hash") != hash_content(manifest):
+        raise ValueError("its own hash differs")
+    if manifest["schema"] != SCHEMA:
         raise OtherFormat(
-            f"{name}: has format {schema}; this version reads up to {SCHEMA}. Go on with the "
+            f"{name}: has format {manifest['schema']}; this version reads {SCHEMA}. Go on with the "
             "version that wrote it, or choose another RUN_NAME"
         )
-    if schema == UNPROTECTED and "hash" not in manifest:
-        check_states(manifest)
-    elif schema != SCHEMA or not is_sealed:
-        raise ValueError("its own hash differs")
     check_names(manifest["files"])
     if manifest["step"] != step_of_checkpoint(name):
         raise ValueError(f"it is of step {manifest['step']}: the folder is a copy, or was renamed")
@@ -90,30 +80,6 @@ def check_names(files: dict[str, Any]) -> None:
         raise ValueError(f"it does not list {tensor_list.FILE}")
 
 
-def check_states(manifest: dict[str, Any]) -> None:
-    """Check that a manifest without a hash has all that is looked up in it. Raises DAMAGE."""
-    data = manifest["data"]
-    # The first manifests had neither of these.
-    manifest.setdefault("evaluated_at", 0)
-    opened = data.setdefault("opened", {})
-    loss = manifest.get("val_loss")
-    if not (loss is None or isinstance(loss, float | int)):
-        raise ValueError("its val_loss is no number")
-    itemgetter("fingerprint")(data)
-    guard = manifest.get("guard", {})
-    numbers = [*guard.get("loss", ()), *guard.get("grad_norm", ())]
-    for step, windows in data["gaps"]:
-        numbers += [step, windows]
-    if not all(isinstance(number, float | int) for number in numbers):
-        raise TypeError("its gaps or its guard hold something else than numbers")
-    for shards in opened.values():
-        itemgetter("shards", "digest", "round")(shards)
-    if "sites" in manifest:
-        itemgetter("exchanges", "turn", "base")(manifest["sites"])
-    if data["step"] != manifest["step"]:
-        raise ValueError("it has two steps")
-
-
 def load_manifest(folder: Path) -> dict[str, Any]:
     """Return the manifest of a checkpoint whose other files nobody has looked at.
 
@@ -121,23 +87,9 @@ def load_manifest(folder: Path) -> dict[str, Any]:
     """
     try:
         with open_inside(folder, FILE) as file:
-            manifest = parse_manifest(file.read(), folder.name)
+            return parse_manifest(file.read(), folder.name)
     except (OSError, *DAMAGE) as error:
         raise CheckpointError(f"{folder.name}: {FILE} is missing or damaged ({error})") from None
-    if manifest["schema"] == UNPROTECTED:
-        report_unprotected(folder.parent)
-    return manifest
-
-
-@functools.cache
-def report_unprotected(root: Path) -> None:
-    """Say once of a run that manifests of its checkpoints have no hash."""
-    log.warning(
-        "%s: checkpoints of an earlier version have no hash of their %s: a flipped bit there may "
-        "pass unnoticed. New checkpoints have one",
-        root,
-        FILE,
-    )
 
 
 def verify(folder: Path) -> dict[str, Any]:
@@ -151,7 +103,7 @@ def verify(folder: Path) -> dict[str, Any]:
             if describe(folder, name) != tuple(described):
                 raise ValueError("its hash differs")
         except (OSError, ValueError) as error:
-            raise CheckpointError(f"{folder.name}: {name} is damaged ({error})") from None
+            raise damaged(folder, name, str(error)) from None
     if tensor_list.FILE in manifest["files"]:
         check_tensors(folder, manifest)
     return manifest
@@ -165,24 +117,22 @@ def check_tensors(folder: Path, manifest: dict[str, Any]) -> None:
     try:
         listed = tensor_list.read_tensor_list(folder)
     except (OSError, tensor_list.ForbiddenPickle) as error:
-        raise CheckpointError(f"{folder.name}: {tensor_list.FILE} is damaged ({error})") from None
+        raise damaged(folder, tensor_list.FILE, str(error)) from None
     files = manifest["files"]
     if missing := listed.files() - files.keys():
-        raise CheckpointError(
-            f"{folder.name}: {FILE} is damaged (it does not list {min(missing)}, which holds tensors)"
-        )
+        raise damaged(folder, FILE, f"it does not list {min(missing)}, which holds tensors")
     for name, (size, _) in files.items():
         # A process that had no tensor to write has left an empty file.
         if size and name != tensor_list.FILE and name not in listed.files():
-            raise CheckpointError(
-                f"{folder.name}: {FILE} is damaged (it lists {name}, which holds no tensor)"
-            )
-    count = manifest.get("tensors", len(listed.tensors))  # earlier versions did not count them
+            raise damaged(folder, FILE, f"it lists {name}, which holds no tensor")
+    count = manifest.get("tensors", len(listed.tensors))  # commit 9fc3810 did not count them
     if count != len(listed.tensors):
-        raise CheckpointError(
-            f"{folder.name}: {tensor_list.FILE} is damaged (it has {len(listed.tensors)} tensors, and "
-            f"{count} were written)"
-        )
+        why = f"it has {len(listed.tensors)} tensors, and {count} were written"
+        raise damaged(folder, tensor_list.FILE, why)
+
+
+def damaged(folder: Path, name: str, why: str) -> CheckpointError:
+    return CheckpointError(f"{folder.name}: {name} is damaged ({why})")
 
 
 def describe(folder: Path, name: str) -> tuple[int, str]:

@@ -95,6 +95,7 @@ def load_checkpoint(job: "Job", folder: Path, manifest: dict[str, Any]) -> None:
             job.saver.is_shared,
             tensors,
             may_be_unused=bool(job.config.model),
+            has_moments=manifest.get("moments") != 0,
         )
     job.step = manifest["data"]["step"]
     job.saver.verified = {step for step in job.saver.verified if step < job.step} | {job.step}

@@ -126,7 +126,10 @@ class Saver:
             self.run(self.write, step, adapters, facts | {"mode": "lite"}, self.lite.write)
             return
         states = checkpoint.tensor_states(model, optimizer, outer)
-        facts = facts | {"tensors": sum(map(len, states.values()))}
+        facts = facts | {
+            "tensors": sum(map(len, states.values())),
+            "moments": len(states["optimizer"]),
+        }
         states = self.share(states)
         try:
             copy = self.copy(states)

@@ -14,14 +14,17 @@ import dataclasses
 import math
 import pickle
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from record.regular_file import open_inside
 
 FILE = ".metadata"
 PART = re.compile(r"__[0-9]+_[0-9]+\.distcp")
 DTYPE = re.compile(r"bool|(b?float|u?int|complex)[0-9]+\w*")
+
+MOST_VALUES = 1000  # in a tuple: a size has one per dimension, a path one per folder
 
 Numbers = tuple[int, ...]
 
@@ -75,8 +78,42 @@ STAND_INS = {
 }
 
 
-class Unpickler(pickle.Unpickler):
-    """Imports nothing: a class or function becomes a StandIn, and a data type its name."""
+def check_tuple(made: tuple) -> None:
+    """Raise ForbiddenPickle if a tuple holds many values, with those of the tuples in it."""
+    values: list[Any] = [made]
+    for _ in range(MOST_VALUES):
+        value = values.pop()
+        if isinstance(value, tuple):
+            values += value
+        if not values:
+            return
+    raise ForbiddenPickle(
+        f"{FILE} has a tuple of more than {MOST_VALUES} values, as no checkpoint does"
+    )
+
+
+def checked(load: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return pickle's method that makes a tuple, with a check of the tuple."""
+
+    def load_and_check(unpickler: Any) -> None:
+        load(unpickler)
+        check_tuple(unpickler.stack[-1])
+
+    return load_and_check
+
+
+class Unpickler(pickle._Unpickler):
+    """Imports nothing: a class or function becomes a StandIn, and a data type its name.
+
+    Few bytes can make a tuple that holds another twice, which does so too, and so on. To hash it as a key
+    would never end. So tuples are checked when they are made. There are no frozensets, which can be
+    nested alike.
+    """
+
+    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = dict(pickle._Unpickler.dispatch)
+    del dispatch[pickle.FROZENSET[0]]
+    for opcode in (pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3):
+        dispatch[opcode[0]] = checked(dispatch[opcode[0]])
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch" and DTYPE.fullmatch(name):
@@ -129,7 +166,9 @@ def read_tensor_list(folder: Path) -> TensorList:
         except ForbiddenPickle:
             raise
         except Exception as error:  # whatever a damaged pickle raises
-            raise ForbiddenPickle(f"{FILE} is no list of tensors ({error!r})") from None
+            raise ForbiddenPickle(
+                f"{FILE} is no list of tensors ({type(error).__name__})"
+            ) from None
 
 
 def list_tensors(root: Any) -> TensorList:

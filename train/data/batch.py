@@ -20,7 +20,7 @@ from torch import Tensor
 
 from settings.config import Config
 from train.data import data_paths
-from train.data.manifest import DataError
+from train.data.manifest import UNPROTECTED, DataError
 from train.data.mixture import Gap, Located, Mixture, SourceOrder, sample_range
 from train.data.shards import ShardSet
 from train.distributed.world import World
@@ -251,7 +251,7 @@ class Loader:
 
         Returns:
             By source: `shards`, how many; `digest` of their hashes; `round`, whether these are all there
-            are, since an epoch has ended.
+            are, since an epoch has ended; `hashed`, True if the manifest has a hash.
         """
         opened = {}
         taken = self.taken(step, gaps)
@@ -265,6 +265,8 @@ class Loader:
                 number = order.shards_of(order.turn_of(count - 1)).stop
             digest = self.digest(shards, number)
             opened[order.name] = {"shards": number, "digest": digest, "round": has_gone_round}
+            if shards.manifest.schema != UNPROTECTED:
+                opened[order.name]["hashed"] = True
         return opened
 
     @staticmethod
@@ -278,10 +280,11 @@ class Loader:
     ) -> str:
         """Compare what `opened` returned for a step with what it returns now.
 
-        Returns the source of which the shards or the order are other ones; "" if all are the same.
+        Returns the source of which the shards or the order are other ones, or whose manifest has lost
+        its hash; "" if all are the same.
         """
         for name, now in self.opened(step, gaps).items():
-            if opened.get(name) != now:
+            if name not in opened or not opened[name].items() <= now.items():
                 return name
         return ""
 

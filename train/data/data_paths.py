@@ -132,8 +132,6 @@ def token_limit(c: Config, s: Source) -> float:
 
 def is_enough(c: Config, s: Source, end: str | None, made: int) -> bool:
     """Whether shards that ended so, with that many training tokens, are all that the settings ask for."""
-    if end == "limit" and s.kind != "hub":
-        return True  # an earlier version could prepare a part of a local source
     return end is not None and (end == "all" or made >= token_limit(c, s))
 
 

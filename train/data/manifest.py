@@ -84,7 +84,7 @@ class Seal:
 
 @dataclasses.dataclass
 class Manifest:
-    """All that is known of a folder of shards: manifest.json has these keys in this order, after "schema".
+    """All that is known of a folder of shards: manifest.json has these keys.
 
     Attributes:
         key: of the declaration at its revision.
@@ -93,6 +93,7 @@ class Manifest:
         documents: in all seals; counted when the manifest is written.
         dropped: reason -> rows left out before `next`.
         dropped_examples: the first of them for each reason.
+        schema: in which it is written; UNPROTECTED has no hash.
     """
 
     source: str
@@ -107,6 +108,7 @@ class Manifest:
     dropped_examples: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     compressed_bpb: dict[str, float] = dataclasses.field(default_factory=dict)
     seals: list[Seal] = dataclasses.field(default_factory=list)
+    schema: int = dataclasses.field(default=SCHEMA, compare=False)
 
     def __post_init__(self) -> None:
         require_counts(self.shard_tokens, *self.next)
@@ -119,6 +121,7 @@ class Manifest:
     def text(self) -> bytes:
         """Return the content of manifest.json."""
         self.documents = sum(seal.documents for seal in self.seals)
+        self.schema = SCHEMA
         content = {"schema": SCHEMA} | dataclasses.asdict(self)
         return json.dumps(content | {"hash": hash_content(content)}, indent=1).encode()
 

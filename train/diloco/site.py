@@ -111,11 +111,13 @@ class Site:
                     local(values).copy_(local(tensors[name]))
         self.digests = self.digest_all()
         self.step = step
-        self.finished = facts.get("finished", -1)
-        exchanges = facts.get("exchanges", int(step > 0))
-        if "turn" in facts:  # the last was due at the same step at all sites
-            last_sync_step = facts["base"] + exchanges * facts["turn"]
+        if facts:
+            self.finished = facts["finished"]
+            exchanges = facts["exchanges"]
+            last_sync_step = facts["base"] + exchanges * facts["turn"]  # the same at all sites
         else:
+            self.finished = -1
+            exchanges = int(step > 0)
             last_sync_step = step - step % self.sync_interval
         self.base = last_sync_step - exchanges * self.sync_interval
         self.connect(is_told)

@@ -9,7 +9,6 @@ With one process there is nothing to spread, and nothing of this is used.
 """
 
 import contextlib
-import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -23,10 +22,8 @@ from settings.config import Config
 from train.distributed.world import World
 
 # Buffers are not sent at each step: the only one is the table of rotary angles. torch 2.13 renamed the flag.
-HAS_NEW_NAME = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
-NO_BUFFERS: dict[str, Any] = {
-    "forward_sync_buffers" if HAS_NEW_NAME else "broadcast_buffers": False
-}
+SYNC_BUFFERS = "forward_sync_buffers" if torch.__version__ >= "2.13" else "broadcast_buffers"
+NO_BUFFERS: dict[str, Any] = {SYNC_BUFFERS: False}
 
 
 def is_split(c: Config, world: World) -> bool:

@@ -260,12 +260,9 @@ def under_torchrun() -> bool:
 
 def shutdown_timeout_s(c: Config) -> float:
     """Return the seconds from SIGTERM to SIGKILL under torchrun, which torch 2.11 lets nobody set."""
-    from torch.distributed.launcher import api
-
-    name = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
-    if name not in Path(api.__file__).read_text(encoding="utf-8"):
+    if torch.__version__ < "2.12":
         return 30.0
-    return float(os.environ.get(name, c.shutdown_timeout_s))
+    return float(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", c.shutdown_timeout_s))
 
 
 def seconds_since_launch() -> float:

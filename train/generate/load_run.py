@@ -2,7 +2,7 @@
 
     runs/RUN_NAME/config.json     -> shape, and all settings that the weights were trained with
                  /checkpoints     -> weights, of the newest checkpoint that verifies or of STEP
-                 /tokenizer.json  -> tokenizer; older runs have it where TOKENIZER says
+                 /tokenizer.json  -> tokenizer; without it, the one of TOKENIZER
     INIT_FROM                     -> all three, if there is no such run: a folder in Hugging Face format
 
 The settings of the run hold. A command may choose where and how it computes. A shape that differs

@@ -264,8 +264,7 @@ class DiLoCo(Hook):
         facts = manifest.get("sites", {})
         if tensors:
             self.stored = (tensors, facts)
-        # Until schema 2 they were among what is kept of the data.
-        self.missed = list(facts.get("away", manifest["data"].get("away", ())))
+        self.missed = list(facts.get("away", ()))
 
     def close(self, job: "Job", code: int, is_hurried: bool) -> bool:
         if self.client:

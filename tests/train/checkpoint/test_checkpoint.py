@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from settings.config import Config
 from tests.train.test_step import as_batch, masked_batch
 from train.checkpoint import checkpoint
 from train.checkpoint.find import folder_of
@@ -19,7 +18,7 @@ from train.optim import build_optimizer, set_rate
 from train.step import train_step
 
 ALONE = World(0, 0, 0, 1, torch.device("cpu"), "CPU", "here")
-COMMITTED = Path(__file__).with_name("checkpoint_schema_1")
+COMMITTED = Path(__file__).with_name("committed_checkpoint")
 
 
 def trained(c, steps):
@@ -134,14 +133,12 @@ def test_a_checkpoint_of_another_shape_says_so(tiny, tmp_path):
         checkpoint.load_into(folder, *trained(wider, 1))
 
 
-def test_the_committed_checkpoint_of_schema_1_still_loads(tiny, monkeypatch):
-    """The format is a promise: checkpoint_schema_1 was written when schema 1 was defined."""
+def test_the_committed_checkpoint_still_loads(tiny):
+    """The format is a promise: committed_checkpoint was written by commit 9fc3810."""
     facts = json.loads((COMMITTED / "facts.json").read_text())
-    # It was written before there was any padding.
-    monkeypatch.setattr(Config, "padded_vocab_size", 300)
     c = dataclasses.replace(tiny, n_embd=8, n_head=2, n_layer=1, vocab_size=300, mlp_dim=16)
     folder = COMMITTED / "step_0000003"
-    assert verify(folder)["data"] == facts["data"] | {"opened": {}}
+    assert verify(folder)["data"] == facts["data"]
     model, optimizer = trained(c, 0)
     checkpoint.load_into(folder, model, optimizer)
     assert {name: w.double().sum().item() for name, w in model.named_parameters()} == facts["sums"]

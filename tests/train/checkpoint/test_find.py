@@ -92,7 +92,7 @@ def test_a_checkpoint_of_a_later_version_is_neither_passed_over_nor_renamed(tmp_
     folder = make(tmp_path, 1, 2)
     for later in ({"schema": 3, "step": 2}, {"schema": 3, "steps": {}}):
         (folder / FILE).write_bytes(seal_manifest(later))
-        with pytest.raises(OtherFormat, match=r"step_0000002: has format 3.*up to 2.*RUN_NAME"):
+        with pytest.raises(OtherFormat, match=r"step_0000002: has format 3.*reads 2.*RUN_NAME"):
             find.latest_for_all(tmp_path, ALONE)
     assert find.committed(tmp_path) == [1, 2]
 

@@ -8,12 +8,12 @@ import pytest
 from tests.train.checkpoint.test_find import make
 from tests.train.making import ALONE
 from train.checkpoint import find
-from train.checkpoint.identity import Identity
+from train.checkpoint.identity import Identity, check_identity
 from train.checkpoint.manifest import CheckpointError, load_manifest
 
 
-def identity(config, before=None):
-    return Identity.of(before or {}, config)
+def identity(config, before=None, new_id="mine"):
+    return Identity.of(before or {}, config, new_id)
 
 
 def commit(root, step, run=None):
@@ -22,12 +22,11 @@ def commit(root, step, run=None):
     return folder, load_manifest(folder)
 
 
-def test_a_run_keeps_its_id_and_two_runs_have_two(tiny):
-    mine, other = identity(tiny), identity(tiny)
-    assert mine.id != other.id
-    mine.adopt(None, ALONE) if mine.adopted else setattr(mine, "adopted", [])
-    again = identity(tiny.replace(learning_rate=0.5), {"identity": mine.stored()})
-    assert (again.id, again.adopted) == (mine.id, [])
+def test_a_run_keeps_its_id_and_what_it_adopted(tiny, tmp_path):
+    mine = identity(tiny)
+    mine.adopt(tmp_path, ALONE)
+    again = identity(tiny.replace(learning_rate=0.5), {"identity": mine.stored()}, "another")
+    assert (again.id, again.adopted) == (mine.id, []) == ("mine", [])
 
 
 @pytest.mark.parametrize(
@@ -40,7 +39,7 @@ def test_a_run_keeps_its_id_and_two_runs_have_two(tiny):
 )
 def test_a_checkpoint_of_another_run_is_refused_with_what_differs(tiny, tmp_path, change, words):
     tiny = tiny.replace(learning_rate=0.01)
-    folder, manifest = commit(tmp_path, 4, identity(tiny.replace(**change)))
+    folder, manifest = commit(tmp_path, 4, identity(tiny.replace(**change), new_id="theirs"))
     mine = identity(tiny)
     mine.adopt(tmp_path, ALONE)
     with pytest.raises(CheckpointError) as raised:
@@ -65,8 +64,8 @@ def test_checkpoints_of_an_earlier_version_are_taken_over_once(tiny, tmp_path, c
     last = commit(tmp_path, 4)
     mine = identity(tiny)
     mine.check(*last)
-    assert caplog.text.count("new checkpoints name their run") == 1
     mine.adopt(tmp_path, ALONE)
+    assert caplog.text.count("do not say of which run they are (2)") == 1
     later = identity(tiny, {"identity": mine.stored()})
     later.check(*theirs)  # where the newer ones are damaged
     later.check(*last)
@@ -83,9 +82,11 @@ def test_a_new_run_takes_no_checkpoint_without_an_identity(tiny, tmp_path):
         mine.check(*commit(tmp_path, 4))
 
 
-def test_a_config_that_an_earlier_version_has_written_anew_gets_its_id_back(tiny, tmp_path):
-    mine = identity(tiny)
-    folder, manifest = commit(tmp_path, 4, mine)
-    again = identity(tiny)
-    again.check(folder, manifest)
-    assert again.id == mine.id
+def test_a_config_that_lost_its_identity_takes_no_checkpoint_that_has_one(tiny, tmp_path):
+    folder, manifest = commit(tmp_path, 4, identity(tiny))
+    for check in (
+        identity(tiny, new_id="another").check,
+        lambda *checkpoint: check_identity({}, tiny, *checkpoint),
+    ):
+        with pytest.raises(CheckpointError, match=r"config\.json lost its `identity`"):
+            check(folder, manifest)

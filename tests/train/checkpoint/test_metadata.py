@@ -39,6 +39,9 @@ def hostile(victim):
         "a function of an allowed module": b"ctorch\nload\n(Vx\ntR.",
         "an attribute of an allowed class": pickle.dumps(dcp.Metadata.__init__, protocol=4),
         "an entry that DCP would unpickle": pickle.dumps(entry),
+        "a key that holds another twice, and so on": b"}K\x00" + 60 * b"2\x86" + b"K\x01s.",
+        "a key that is nested deeply": b"}K\x00" + 10**6 * b"\x85" + b"K\x01s.",
+        "a key that is a set": b"}(K\x01\x91K\x01s.",
         "no list": pickle.dumps({"model.w": 1}),
         "nothing": b"",
     }

@@ -239,6 +239,21 @@ def test_what_was_opened_may_have_more_behind_it_and_may_not_have_changed(
     assert fewer.differs(opened, 0, gaps) == ""
 
 
+def test_a_manifest_may_get_a_hash_and_may_not_lose_it(tmp_path):
+    """Those of schema 2 have none: an edited manifest would pass as one of them."""
+    hashed = open_two(tmp_path)
+    opened = json.loads(json.dumps(hashed.opened(0, ())))
+    path = tmp_path / "a" / "manifest.json"
+    manifest = json.loads(path.read_text()) | {"schema": 2}
+    del manifest["hash"]
+    path.write_text(json.dumps(manifest))
+    sources = {name: ShardSet(tmp_path / name, partial=True) for name in SIZES}
+    bare = Loader(hashed.config, sources, hashed.world, END)
+    assert bare.differs(opened, 0, ()) == "a"
+    without = bare.opened(0, ())
+    assert bare.differs(without, 0, ()) == hashed.differs(without, 0, ()) == ""
+
+
 @pytest.mark.parametrize(
     ("step", "gaps", "number", "fits"),
     [

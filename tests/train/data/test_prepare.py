@@ -190,17 +190,6 @@ def test_sources_on_the_hub_are_made_up_to_the_horizon_and_local_ones_whole(web)
         opened(more, "web")
 
 
-def test_a_local_source_that_an_earlier_version_made_a_part_of_stays_as_it_is(config, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(prepare, "token_limit", lambda c, s: 2000)
-        prepare.prepare(config)
-    before = content(config)
-    assert opened(config).manifest.end == "limit"
-    next(opened(config).folder.glob("train_*.bin")).unlink()
-    prepare.prepare(config, whole=True)
-    assert content(config) == before
-
-
 def test_what_is_there_is_left_alone(config, monkeypatch):
     prepare.prepare(config)
     before = content(config)

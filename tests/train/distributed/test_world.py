@@ -4,11 +4,11 @@ import dataclasses
 import logging
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.torch_version import TorchVersion
 
 from settings import ROOT, SettingsError
 from settings.config import Config
@@ -98,16 +98,12 @@ def test_an_error_of_one_rank_is_raised_by_all(tmp_path):
     assert list((tmp_path / "runs").iterdir()) == []
 
 
-def test_a_torch_whose_shutdown_timeout_cannot_be_set_is_known(tmp_path, monkeypatch):
-    from torch.distributed import launcher
-
+def test_a_torch_whose_shutdown_timeout_cannot_be_set_is_known(monkeypatch):
     monkeypatch.delenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", raising=False)
     config = dataclasses.replace(Config(), grace_period_s=159)
-    api = tmp_path / "api.py"
-    monkeypatch.setattr(launcher, "api", SimpleNamespace(__file__=str(api)))
-    api.write_text("timeout = 30")
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.11.0+cpu"))
     assert distributed.shutdown_timeout_s(config) == 30.0
-    api.write_text("TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.12.0+cpu"))
     assert distributed.shutdown_timeout_s(config) == 99.0
     monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "45")
     assert distributed.shutdown_timeout_s(config) == 45.0

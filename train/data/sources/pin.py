@@ -245,21 +245,12 @@ def local_pin(s: Source, folder: Path) -> Pinned:
         files = hashed(s, stdlib_names(s.leave_out), folder)
         return Pinned(s, ".".join(map(str, sys.version_info[:3])), files)
     names = list_given(s) if s.place else expanded(s)
-    earlier = earlier_files(s, folder)
-    there = [file.name for file in earlier if find_path(file.name).is_file()]
-    every = hashed(s, sorted({*names, *there}), folder)
-    is_given = set(names)
-    given = [file for file in every if file.name in is_given]
-    texts = {file.digest for file in given}
-    if set(earlier) <= set(every) and {file.digest for file in earlier} == texts:
-        # An earlier version read copies too. The shards that it made stay valid.
-        chosen = earlier
-    else:
-        chosen = drop_copies(s, given)
+    chosen = drop_copies(s, hashed(s, sorted(names), folder))
     decides: list[Any] = [dataclasses.astuple(file) for file in chosen]
     for file in chosen:
         kind = read_start(find_path(file.name), file.name).kind
-        if kind != (format_of(file.name) or "text"):  # an earlier version read it by its name
+        # A file that is what its name says decides nothing more.
+        if kind != (format_of(file.name) or "text"):
             decides.append([file.name, kind])
     content = xxhash.xxh3_128(json.dumps(decides).encode())
     return Pinned(s, f"local-{content.hexdigest()}", chosen)
@@ -279,15 +270,7 @@ def list_given(s: Source) -> list[str]:
     return names
 
 
-def earlier_files(s: Source, folder: Path) -> tuple[File, ...]:
-    """Return the files that a source was pinned to before; none where it was not, or by a damaged pin."""
-    try:
-        return read(s, pin_path(s, folder)).files
-    except CorpusError:
-        return ()
-
-
-def drop_copies(s: Source, files: list[File]) -> tuple[File, ...]:
+def drop_copies(s: Source, files: Sequence[File]) -> tuple[File, ...]:
     """Return the files without those that are equal to an earlier one: text counts once. Log how many these are."""
     first: dict[str, File] = {}
     copies = [file for file in files if first.setdefault(file.digest, file) is not file]

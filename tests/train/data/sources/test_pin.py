@@ -1,6 +1,5 @@
 """train/data/sources/pin.py: which files a source has at a revision, written once and read from then on."""
 
-import dataclasses
 import hashlib
 import json
 import os
@@ -113,21 +112,6 @@ def test_files_are_read_once_however_links_and_copies_multiply_them(tmp_path, pa
     p = pin.pin(papers(tmp_path, pattern), tmp_path / "data")
     assert sorted(Path(name).read_text() for name in names(p)) == ["a", "b", "c"]
     assert "papers: left out copies of other files (1), for example " in caplog.text
-
-
-def test_a_pin_with_copies_of_an_earlier_version_stays(folder):
-    (folder / "z.jsonl").write_bytes((folder / "b.jsonl").read_bytes())
-    s = papers(folder, "*.jsonl")
-    path = pin.pin_path(s, folder / "data")
-    once = pin.pin(s, folder / "data")
-    extra = dataclasses.replace(once.files[0], name=str(folder / "z.jsonl"))
-    path.write_text(pin.text_of(pin.Pinned(s, "local-before", (*once.files, extra))))
-    kept = pin.pin(s, folder / "data")
-    assert kept.files == (*once.files, extra) and kept.revision != once.revision
-    assert pin.pin(s, folder / "data") == kept
-    (folder / "new.jsonl").write_text("more")
-    again = pin.pin(s, folder / "data")
-    assert [Path(name).name for name in names(again)] == ["b.jsonl", "new.jsonl"]
 
 
 def test_the_embedded_corpus_is_pinned_by_the_interpreters_version(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""train/checkpoint/resume.py: what a run without a checkpoint is told."""
+"""train/checkpoint/resume.py: what a run resumes from, and what one without a checkpoint is told."""
 
 from types import SimpleNamespace
 from typing import cast
@@ -8,9 +8,10 @@ import pytest
 from record.locks import RunFolderError
 from record.metrics import Recorder
 from record.run_paths import RunPaths
-from tests.train.making import ALONE
-from train.checkpoint import resume
+from tests.train.making import ALONE, make_job
+from train.checkpoint.resume import resume
 from train.job import Job
+from train.when_to_save import save
 
 KILLED = [("start", 0), ("step", 1), ("step", 2)]
 SAVED = [*KILLED, ("checkpoint", 2)]
@@ -40,9 +41,18 @@ def test_a_run_without_a_checkpoint_starts_again_unless_it_has_lost_one(
     job = SimpleNamespace(paths=paths, world=ALONE, recorder=Recorder(paths, True, 1, 20, 5))
     refusal = ""
     try:
-        resume.resume(cast(Job, job), {})
+        resume(cast(Job, job), {})
     except RunFolderError as error:
         refusal = str(error)
     assert bool(refusal) == ("but" in words)
     assert words.format(paths.checkpoints) in (refusal or caplog.text)
     assert bool(refusal or caplog.text) == bool(words)
+
+
+def test_a_run_whose_optimizer_had_made_no_step_resumes(tiny, tmp_path):
+    """As after a lite checkpoint, when all steps since are skipped."""
+    job, resumed = (make_job(tiny, tmp_path) for _ in range(2))
+    job.step = 3
+    save(job, wait=True)
+    resume(resumed, {})
+    assert resumed.step == 3
