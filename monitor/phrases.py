@@ -25,7 +25,7 @@ CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069
 PHASES = {
     "data": "reading data",
     "model": "building the model",
-    "rehearsing": "rehearsing a step",
+    "rehearsing": "dry run of a step",
     "exchanging": "exchanging weights with other sites",
 }
 

@@ -227,6 +227,8 @@ def own_settings() -> tuple[Config, Resolved]:
         problems.append(
             "SAVE_EVERY=0: each stage starts from the checkpoint of the one before; leave it out"
         )
+    if c.eval_tokens == 0:
+        problems.append("EVAL_TOKENS=0: a pipeline evaluates its base; leave it out")
     if problems:
         raise SettingsError(problems, resolved.warnings)
     return c, resolved

@@ -214,12 +214,16 @@ def when(p: Plan) -> Table:
     ]
 
 
+HEADINGS = {"casts": "copies"}  # of parts of memory, where the name in the JSON is none for people
+
+
 def memory(p: Plan) -> list[str]:
     """A row for each way to spread the model and to recompute; the one that the run takes has a star."""
     unit, name = (GIB, "GiB") if max(held.need.total for held in p.memory) >= GIB else (MIB, "MiB")
     each, parts = "process" if p.fleet.on_cpu else "GPU", list(p.memory[0].need.parts)
     micro, c = p.c.micro_batch(p.fleet.processes), p.c
-    rows = [[f"{name} a {each}", "recompute", *parts, "total", "fits", "largest"]]
+    headings = [HEADINGS.get(part, part) for part in parts]
+    rows = [[f"{name} a {each}", "recompute", *headings, "total", "fits", "largest"]]
     rows += [
         [
             way(held, p),
@@ -236,7 +240,7 @@ def memory(p: Plan) -> list[str]:
         *table(rows, left=(0, 1)),
         *wrapped(
             f"* as set: {micro} x {c.seq_len:,} tokens at once; fits: {there}; largest: MICRO_BATCH_SIZE that "
-            "does; recompute: ACTIVATION_CHECKPOINTING; casts: copies in DTYPE; other: workspaces, fragmentation",
+            "does; recompute: ACTIVATION_CHECKPOINTING; copies: weights in DTYPE; other: workspaces, fragmentation",
             "  ",
         ),
     ]

@@ -55,7 +55,7 @@ def choose_run(
     if not runs:
         return {}
     chosen = max(running or runs, key=last_change)
-    sentence = f"RUN_NAME={chosen.name}, the {'running' if running else 'newest'} run."
+    sentence = f"Using {chosen.name} ({'running' if running else 'newest'})."
     others = [run.name for run in running if run is not chosen]
     if others:
         sentence += f" Also running: {', '.join(others)}."

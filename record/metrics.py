@@ -296,6 +296,13 @@ def duration(seconds: float) -> str:
     return f"{minutes}:{rest % 60:02}"
 
 
+def describe_minutes(seconds: float) -> str:
+    """Return "12 minutes", or "3.5 hours" from two hours on."""
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} minutes"
+    return f"{seconds / 3600:.1f} hours"
+
+
 def figures(value: float, digits: int = 4) -> str:
     """Return a number with that many significant digits, and from 1000 on as an integer: '0.01234', '11,200'."""
     if round(value, digits - 3) >= 1000:
@@ -437,7 +444,11 @@ class Recorder:
         left = ""
         if not is_first:
             step_s = (self.recent[-1] - self.recent[0]) / (len(self.recent) - 1)
-            left = f" left={duration((self.last_step - step) * step_s)}"
+            left_s = (self.last_step - step) * step_s
+            left = f" left={duration(left_s)}"
+            # The first step waits for kernels and data, so the second is the first that tells.
+            if self.active and len(self.recent) == 2 and left_s >= 120:
+                self.say(f"about {describe_minutes(left_s)} left")
         if is_first or step % self.log_every == 0 or step == self.last_step:
             self.show(entry, left)
 

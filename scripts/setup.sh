@@ -53,12 +53,12 @@ failed() {  # WHAT: what to do follows from what pip or uv printed, in $SAID
   fi
   break_off 1 "$1 failed, see above. $advice"
 }
-relay() {  # WHAT: pass lines on to standard error, add them to SAID, and say every 15 s that WHAT takes time
+relay() {  # WHAT [hold]: add lines to SAID, pass them on to standard error, and say every 15 s that WHAT takes time
   local line
   while true; do
     if IFS= read -rt "${SETUP_QUIET_S:-15}" line; then
       [[ $line != *"is ignored: it is neither"* ]] || continue
-      echo "$line" >&2
+      [[ -n ${2-} ]] || echo "$line" >&2
       SAID+=$line$'\n'
     elif (( $? > 128 )); then
       say "still $1, $SECONDS s so far"
@@ -67,7 +67,8 @@ relay() {  # WHAT: pass lines on to standard error, add them to SAID, and say ev
     fi
   done
 }
-export -f say relay  # for setup_torch.sh
+hold() { SAID=""; relay "$1" hold; echo "$SAID"; }  # WHAT: as relay, but print the lines at the end, on standard output
+export -f say relay hold  # for setup_torch.sh
 digest() { cat "$@" | { sha256sum 2> /dev/null || shasum -a 256; } | cut -d ' ' -f 1; }
 
 base_is_ready() {
@@ -132,11 +133,27 @@ take_lock() {  # until this process and all it started are gone; by Python, sinc
   "$python" -c 'import fcntl; fcntl.flock(9, fcntl.LOCK_EX)'
 }
 
+# ignore_targets_of_pip: pip.conf may say where other environments get their packages, and which. The file in $VENV is
+# stronger, and an empty value is none.
+ignore_targets_of_pip() {
+  local section name
+  for section in global install; do
+    echo "[$section]"
+    for name in target prefix root python constraint requirement editable; do echo "$name ="; done
+  done > "$VENV/pip.conf"
+}
+
 pip_install() {  # what a lock file pins; without pip's remarks on folders in its configuration
+  ignore_targets_of_pip
   say "installing $1 in $VENV"
   SAID=""
   "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile --only-binary :all: \
     --require-hashes --no-deps -r "$1" 2>&1 | relay "installing $1" || failed pip
+}
+
+make_venv() {
+  find -H "$VENV" -mindepth 1 -maxdepth 1 ! -name .setup.lock -exec rm -rf {} +
+  "$python" -m venv "$VENV"
 }
 
 install_base() {
@@ -146,9 +163,8 @@ install_base() {
     update=yes
     rm -f "$VENV/.ready" "$VENV"/.ready-*
   else
-    find -H "$VENV" -mindepth 1 -maxdepth 1 ! -name .setup.lock -exec rm -rf {} +
     # Its words are held back: at Ctrl-C they are a traceback.
-    words=$("$python" -m venv "$VENV" 2>&1) || die 78 "$python -m venv failed: $words." \
+    words=$(make_venv 2>&1 | hold "creating $VENV") || die 78 "$python -m venv failed: $words." \
       "If it could not make a link, set VENV to a folder on another disk"
   fi
   pip_install requirements/base.txt

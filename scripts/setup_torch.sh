@@ -4,7 +4,7 @@
 #   usage: VENV=.venv scripts/setup_torch.sh
 #   reads: requirements/torch.txt, TORCH_BACKEND (auto, cpu, cu126, cu130 ...), UV_CUDA_DRIVER_VERSION (a driver
 #          to assume, for an environment that another machine will use), pip's and uv's configuration
-#   needs: relay of scripts/setup.sh
+#   needs: relay and hold of scripts/setup.sh
 #   makes: torch in $VENV; says first which build and how much it is; prints "BUILD what torch sees" on stdout, or why
 #          pip or uv failed
 set -euo pipefail
@@ -34,7 +34,7 @@ installed() {  # the version of torch in $VENV; empty where there is none
 local_wheel() {  # the version of a wheel in a folder that pip is told to look in; empty where there is none
   # --no-index: asking an index could download gigabytes, only to find out
   "$VENV/bin/python" -m pip install --quiet --dry-run --ignore-installed --no-deps --no-index --report - \
-    "torch==$PINNED" 2> /dev/null | sed -n 's/%2B/+/; s|.*"url": "file:.*/torch-\([^-]*\)-.*|\1|p'
+    "torch==$PINNED" 2> /dev/null | hold "looking for a wheel of torch" | sed -n 's/%2B/+/; s|.*"url": "file:.*/torch-\([^-]*\)-.*|\1|p'
 }
 
 wanted() {  # VERSION: whether it is the pinned one, in a build that will do
@@ -68,7 +68,7 @@ main() {
     [[ -z $driver ]] || export UV_CUDA_DRIVER_VERSION=$driver
     uv=("$VENV/bin/uv" pip install --python "$VENV/bin/python" --reinstall-package torch
       "--torch-backend=$BACKEND" "torch==$PINNED")
-    plan=$("${uv[@]}" --dry-run 2>&1) || { echo "$plan" >&2; echo "$plan"; exit 1; }
+    plan=$("${uv[@]}" --dry-run 2>&1 | hold "choosing a build of torch") || { echo "$plan" >&2; echo "$plan"; exit 1; }
     version=$(sed -n 's/^ *[+~] torch==//p' <<< "$plan")
     case $version in
       "") version=$PINNED size="an amount that uv did not tell" ;;
@@ -82,7 +82,7 @@ main() {
       "${uv[@]}" --quiet 2>&1 | relay "installing torch" || explain
     fi
   fi
-  "$VENV/bin/python" -c "$CHECK"
+  "$VENV/bin/python" -c "$CHECK" | hold "loading torch for the first time"
 }
 
 main "$@"

@@ -22,6 +22,8 @@ from settings.targets import (
 Conflict = tuple[str, str] | None
 Check = Callable[[Config], Conflict]
 
+LEAST_TOKENS = 256  # that an evaluation scores
+
 
 def check_heads(config: Config) -> Conflict:
     """Require heads of an even width, for the pairs of rotary embedding."""
@@ -189,10 +191,10 @@ def check_best(config: Config) -> Conflict:
 
 def check_eval_tokens(config: Config) -> Conflict:
     """Require enough validation tokens, or none."""
-    if config.eval_tokens >= 256:
+    if config.eval_tokens >= LEAST_TOKENS:
         return None
     if config.eval_tokens:
-        return "EVAL_TOKENS", "Must be at least 256, or 0 for no evaluation."
+        return "EVAL_TOKENS", f"Must be at least {LEAST_TOKENS}, or 0 for no evaluation."
     if config.keep_best:
         return "EVAL_TOKENS", "KEEP_BEST=1 compares evaluations. Set for example EVAL_TOKENS=65536."
     return None

@@ -105,7 +105,7 @@ def log_sources(config: Config, sources: dict[str, ShardSet]) -> None:
         epochs = "n/a, more is being made"
         if shards.ended:
             epochs = f"{prepare.planned_epochs(config, shards, name):.2f}"
-        line = f"data={name} windows={windows} epochs={epochs}"
+        line = f"data={name} sequences={windows} epochs={epochs}"
         log.info("%s", line, extra=console.LOG_ONLY)
 
 

@@ -198,6 +198,8 @@ def phase(seen: Seen, c: Config) -> list[Fault]:
     still = f"still at its {name}"
     if name == "first step":
         still = "still waiting for its first step"
+    elif name == "rehearsing":
+        still = "still at its dry run of a step"
     elif name.endswith("ing") or name.startswith("drawing"):
         still = f"still {name}"
     return [

@@ -14,7 +14,7 @@ roll call: all nodes have joined
 node 0: host=a-0 ranks=0-1 of 4 device=CPU torch=2.13.0+cpu nccl=none
 4 of 4 processes joined, on a-0 (CPU), a-1 (CPU)
 From the environment: DEVICE=cpu RUN_NAME=ok
-data=python-stdlib windows=520 dropped_tail_tokens=26 planned_tokens=0.02M epochs=1.23
+data=python-stdlib sequences=520 dropped_tail_tokens=26 planned_tokens=0.02M epochs=1.23
 attention=sdpa (torch's flash kernel for CPU)
 compile=no (a run of 6.5e+09 FLOPs; on a CPU it pays from about 5e+13 on)
 run=ok device=CPU processes=4 parallel=ddp dtype=float32 parameters=0.07M steps=40 batch_tokens=512

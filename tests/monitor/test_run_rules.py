@@ -94,7 +94,7 @@ def test_the_roll_call_itself_tells_who_is_missing(tmp_path: Path) -> None:
         (
             "rehearsing",
             1200 + 15 * 2**30 / 20e6,
-            "still rehearsing after 33:26; the limit is 33:25",
+            "still at its dry run of a step after 33:26; the limit is 33:25",
         ),
         (
             "compiling",

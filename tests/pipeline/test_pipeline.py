@@ -104,6 +104,7 @@ def test_what_only_a_pipeline_asks_for_is_said_together(
             "PRESET": "gpt2-124m",
             "N_KV_HEAD": "2",
             "SAVE_EVERY": "0",
+            "EVAL_TOKENS": "0",
             "RUN_NAME": 60 * "x",
         },
     )
@@ -114,6 +115,7 @@ def test_what_only_a_pipeline_asks_for_is_said_together(
         "MID_DATA",
         "RUN_NAME",
         "SAVE_EVERY",
+        "EVAL_TOKENS",
     ]
     assert "MID_DATA=exercises" in found.value.problems[1]
 

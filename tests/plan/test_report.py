@@ -23,7 +23,7 @@ MEMORY = (
     "gradients",
     "optimizer",
     "activations",
-    "casts",
+    "copies",
     "logits",
     "other",
     "total",

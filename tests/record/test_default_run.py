@@ -58,7 +58,7 @@ def test_the_newest_run_is_meant(runs, capsys):
     for name in ("a", "c", "b"):
         runs.add(name)
     assert runs.choose() == "b" and runs.choose(must_run=True) is None
-    assert capsys.readouterr().err == "RUN_NAME=b, the newest run.\n"
+    assert capsys.readouterr().err == "Using b (newest).\n"
 
 
 def test_a_running_one_is_meant_before_a_newer_one_and_the_others_are_named(runs, capsys):
@@ -66,7 +66,7 @@ def test_a_running_one_is_meant_before_a_newer_one_and_the_others_are_named(runs
     runs.add("late", running=True)
     runs.add("done")
     assert runs.choose() == "late"
-    assert capsys.readouterr().err == "RUN_NAME=late, the running run. Also running: early.\n"
+    assert capsys.readouterr().err == "Using late (running). Also running: early.\n"
 
 
 def test_stop_takes_the_one_that_is_running_and_guesses_none_of_several(runs):

@@ -231,6 +231,30 @@ def test_a_full_disk_loses_and_tears_no_line(tmp_path, caplog):
     recorder.event("end", 6, 0)  # of a closed record: nothing
 
 
+@pytest.mark.parametrize(
+    ("last_step", "step_s", "shown"),
+    [
+        (1000, 0.6, ["about 10 minutes left"]),
+        (1000, 60.0, ["about 16.6 hours left"]),
+        (100, 0.6, []),
+    ],
+)
+def test_the_second_step_tells_once_how_long_a_run_takes(
+    tmp_path, monkeypatch, caplog, last_step, step_s, shown
+):
+    caplog.set_level("INFO")
+    recorder = Recorder(RunPaths(tmp_path), True, 0, last_step, 50)
+    now = 0.0
+    monkeypatch.setattr("record.metrics.time.monotonic", lambda: now)
+    for step in range(1, 10):
+        now += step_s
+        recorder.step(step, step, loss=1.0)
+        if step == 2:
+            assert caplog.messages[1:] == shown
+    recorder.close()
+    assert caplog.messages[1:] == shown
+
+
 def test_the_time_left_follows_the_pace_of_the_last_hundred_steps(tmp_path, monkeypatch, caplog):
     caplog.set_level("INFO")
     recorder = Recorder(RunPaths(tmp_path), True, 0, 1000, 100)

@@ -3,11 +3,14 @@
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from pathlib import Path
 
+import pip
 import pytest
 
 from tests.running import wait_until
@@ -15,9 +18,10 @@ from tests.scripts.throwaway import Checkout
 
 TOOLS = "bash cat cp cut dirname env find grep id ls mkdir rm sed sha256sum shasum sleep tr"
 
-# Python, and pip in it. CODE_OF_PIP: its exit code; SAYS: its error; GATE: a file it waits for; IGNORE_INT: as pip, it
-# does not die of SIGINT; WHEEL: a local build; OLD, NO_VENV: its faults; HAVE: the torch in the
-# environment; INSTALLED: packages; PAUSE: Python code in the place of venv. Anything else it is asked goes to a real Python.
+# Python, and pip in it. CODE_OF_PIP: its exit code; SAYS: its error; GATE, GATE_OF_LOOK, GATE_OF_TORCH: files that it
+# waits for; IGNORE_INT: as pip, it does not die of SIGINT; WHEEL: a local build; OLD, NO_VENV: its faults; HAVE: the
+# torch in the environment; INSTALLED: packages; PAUSE: Python code instead of venv. Anything else it is asked goes to
+# a real Python.
 PYTHON = r"""
 [[ -z ${IGNORE_INT:-} ]] || trap : INT
 echo "python ${*//$'\n'/ }" >> "$CALLS"
@@ -28,7 +32,9 @@ case "$*" in
   "-m venv "*)
     [[ -z ${PAUSE:-} ]] || exec "$REAL_PYTHON" -c "$PAUSE"
     mkdir -p "$3/bin"; cp "$0" "$3/bin/python"; cp "$UV" "$3/bin/uv" ;;
-  *--report*) [[ -z ${WHEEL:-} ]] || echo "\"url\": \"file:///wheels/torch-2.13.0%2B$WHEEL-cp311-linux.whl\"," ;;
+  *--report*)
+    while [[ -n ${GATE_OF_LOOK:-} && ! -e $GATE_OF_LOOK ]]; do sleep 0.02; done
+    [[ -z ${WHEEL:-} ]] || echo "\"url\": \"file:///wheels/torch-2.13.0%2B$WHEEL-cp311-linux.whl\"," ;;
   *"-m pip install"*)
     echo "WARNING: Location 'file:///nowhere/' is ignored: it is neither a file nor a directory."
     while [[ -n ${GATE:-} && ! -e $GATE ]]; do sleep 0.02; done
@@ -37,12 +43,15 @@ case "$*" in
   *"import importlib.metadata, sys"*)
     for name in "${@:4}"; do [[ " ${INSTALLED:-} " == *" $name "* ]] || exit 1; done ;;
   *'m.version("torch")'*) [[ -n ${HAVE:-} ]] && echo "$HAVE" ;;
-  *torch.__version__*) echo "${BUILD:-cpu} Python 3.11.7, torch 2.13.0, 0 GPUs seen" ;;
+  *torch.__version__*)
+    while [[ -n ${GATE_OF_TORCH:-} && ! -e $GATE_OF_TORCH ]]; do sleep 0.02; done
+    echo "${BUILD:-cpu} Python 3.11.7, torch 2.13.0, 0 GPUs seen" ;;
   *) exec "$REAL_PYTHON" "$@" ;;
 esac
 """
 
 UV = r"""
+while [[ -n ${GATE_OF_UV:-} && ! -e $GATE_OF_UV ]]; do sleep 0.02; done
 echo "uv $* driver=${UV_CUDA_DRIVER_VERSION:-}" >> "$CALLS"
 [[ ${CODE_OF_UV:-0} == 0 ]] || { echo "uv: ${SAYS:-no route to host}" >&2; exit "$CODE_OF_UV"; }
 build=$(sed 's/.*--torch-backend=\([a-z0-9]*\).*/\1/; s/auto/cu126/' <<< "$*")
@@ -202,6 +211,37 @@ def test_settings_for_other_environments_change_nothing(machine):
     assert machine.ready.exists()
 
 
+def test_pip_conf_of_other_environments_does_not_choose_the_folder_or_the_packages(machine):
+    """The real pip obeys the pip.conf that setup leaves in the environment, before the user's."""
+    machine.setup()
+    venv = machine.root / "real"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
+    shutil.copy(machine.venv / "pip.conf", venv)
+    wheel = machine.root / "tiny-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as file:
+        file.writestr("tiny.py", "")
+        file.writestr(
+            "tiny-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0"
+        )
+        file.writestr("tiny-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        file.writestr("tiny-1.0.dist-info/RECORD", "")
+    elsewhere = machine.root / "elsewhere"
+    home = machine.write(
+        ".config/pip/pip.conf",
+        f"[install]\ntarget = {elsewhere}\nconstraint = /nowhere\n"
+        f"[global]\nprefix = {elsewhere}\nroot = {elsewhere}\n",
+    ).parents[2]
+    program = f"import runpy, sys; sys.path.append({str(Path(pip.__file__).parents[1])!r}); "
+    program += "runpy.run_module('pip', run_name='__main__')"
+    words = ["install", "--quiet", "--disable-pip-version-check", "--no-index", "--no-deps"]
+    subprocess.run(
+        [str(venv / "bin/python"), "-c", program, *words, str(wheel)],
+        env={"HOME": str(home), "PATH": os.environ["PATH"]},
+        check=True,
+    )
+    assert list(venv.glob("lib/*/site-packages/tiny.py")) and not elsewhere.exists()
+
+
 def test_scripts_without_their_x_bit_do(machine):
     (machine.root / "scripts/setup_torch.sh").chmod(0o644)
     machine.run("bash", "scripts/setup.sh")
@@ -319,6 +359,27 @@ def test_a_long_installation_is_not_silent(machine):
     machine.write("gate")
     process.communicate(timeout=120)
     assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        (
+            {"PAUSE": "import os, time\nwhile not os.path.exists('gate'): time.sleep(.01)"},
+            "creating .venv",
+        ),
+        ({"GATE_OF_LOOK": "gate"}, "looking for a wheel of torch"),
+        ({"GATE_OF_UV": "gate"}, "choosing a build of torch"),
+        ({"GATE_OF_TORCH": "gate"}, "loading torch for the first time"),
+    ],
+)
+def test_no_step_is_silent_for_long(machine, environ, words):
+    process = machine.start("scripts/setup.sh", SETUP_QUIET_S="0.1", **environ)
+    while f"setup: still {words}, " not in (line := process.stderr.readline()):
+        assert line
+    machine.write("gate")
+    process.communicate(timeout=120)
+    assert process.returncode == (1 if "PAUSE" in environ else 0)
 
 
 def test_a_failed_update_keeps_the_environment_and_is_tried_again(complete):

@@ -20,7 +20,8 @@ from record.durable import write_whole
 from record.metrics import replace_nonfinite
 from record.provenance import provenance
 from record.run_paths import RunPaths, name_checkpoint
-from settings import ROOT
+from settings import ROOT, SettingsError
+from settings.checks import LEAST_TOKENS
 from settings.config import Config
 from settings.resolve import show_path
 from train.data import prepare
@@ -43,7 +44,14 @@ log = logging.getLogger(__name__)
 
 
 def evaluate(config: Config, world: World) -> int:
-    """Measure what can be measured. Returns the exit code."""
+    """Measure what can be measured. Returns the exit code. Raises one of command.PROBLEMS."""
+    if config.eval_tokens < LEAST_TOKENS:
+        raise SettingsError(
+            [
+                f"EVAL_TOKENS={config.eval_tokens}: Must be at least {LEAST_TOKENS} for make eval, which "
+                "scores held-out text. Set for example EVAL_TOKENS=65536."
+            ]
+        )
     began = time.perf_counter()
     trained = open_trained(config, world, split=parallel.is_split(config, world))
     log.info(

@@ -10,15 +10,19 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from record import metrics
 from record.metrics import read_records
+from settings import SettingsError
 from settings.config import Config
 from tests.core_bundle import TASKS, make_folder
 from tests.running import ROOT, environment, train, wait_for
 from train.data.manifest import hash_content
+from train.distributed.world import World
 from train.generate import eval_run
 
+ALONE = World(0, 0, 0, 1, torch.device("cpu"), "CPU", "here")
 LAUNCHER = [sys.executable, "-m", "train.launcher", "finetune.evaluate"]
 
 
@@ -106,6 +110,12 @@ def test_without_a_bundle_the_rest_is_measured_and_the_code_says_so(trained, tmp
     assert "278 bytes" in result["problems"][0]
     assert whole in [json.loads(path.read_text()) for path in (run / "eval").glob("*_until_*.json")]
     assert "there is no such run" in evaluate(env | {"RUN_NAME": "none"}, code=78)
+
+
+def test_eval_tokens_that_measure_nothing_are_refused():
+    config = Config.of_preset(EVAL_TOKENS="0")
+    with pytest.raises(SettingsError, match="EVAL_TOKENS=0: Must be at least 256 for make eval"):
+        eval_run.evaluate(config, ALONE)
 
 
 def test_the_advice_names_the_text_that_was_given():

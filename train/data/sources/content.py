@@ -7,6 +7,7 @@ import csv
 import gzip
 import hashlib
 import io
+import itertools
 import json
 import os
 import re
@@ -24,11 +25,18 @@ HASHES: dict[str, Any] = {
 }
 
 LFS = re.compile(rb"version https://git-lfs\S*\s+(ext-\S+ \S+\s+)*oid \w+:")
+COMMENTS = re.compile(rb"(\s*<!--.*?-->)*\s*", re.DOTALL)  # of a page, before it begins
 # Of the web, or an error in XML: tags follow each other, or the file ends with the one that closes it.
 PAGE = re.compile(
-    rb"<!doctype\s[^>]*>[ \t\r]*(<|\n|\Z)|"
-    rb"(<\?xml\s[^>]*>|<(html|head|body|error)(\s[^>]*)?>)(\s*(<|\Z)|.*</(html|head|body|error)>\s*\Z)",
+    rb"<!doctype\s+html[^>]*>[ \t\r]*(<|\n|\Z)|"
+    rb"(<\?xml\s[^>]*>\s*)?(<!doctype\s[^>]*>\s*)?<(html|head|body|error)(\s[^>]*)?>"
+    rb"(\s*(<|\Z)|.*</(html|head|body|error)>\s*\Z)",
     re.IGNORECASE | re.DOTALL,
+)
+XML = re.compile(
+    rb"<(\?xml|!doctype)\s[^>]*>\s*(<|\Z)|<svg(\s[\w:-]+=[^<>]*>|>\s*<)|"
+    rb"<[\w:.-]+\s[^<>]*\bxmlns(:\w+)?=",
+    re.IGNORECASE,
 )
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 START_BYTES = 4096  # of a file, by which it is known
@@ -78,6 +86,14 @@ BINARY = {
 TAR = slice(257, 262)  # where a tar archive says what it is
 TABLE = ("a table", "Convert it to JSON lines")
 HEADING = re.compile(r'"?[^\W\d][\w.-]*( [\w.-]+)*"?')  # of a column
+NUMBER = re.compile(r"[-+]?(\d+([.,]\d*)?|[.,]\d+)(e[-+]?\d+)?%?", re.IGNORECASE)
+CODE = re.compile(r"[=([{]")
+LEAST_LINES = 5  # of a table without headings
+# A line of YAML, unless it is blank or in a block of text: a comment, a key or an element of a list.
+YAML_LINE = re.compile(
+    r"---|\.\.\.|\s*#.*|(?P<indent> *)(?P<dash>(- +)*)(?P<key>[\w.\"'/$-]+:)?(?P<value> .*|)"
+)
+YAML_BLOCK = re.compile(r" *[|>][+-]?\d?")
 ROW = re.compile(
     r"""\[?\s*\{\s*(["'])[^"'\n]*\1\s*:"""
 )  # the beginning of a JSON object with a key
@@ -200,8 +216,11 @@ def foreign(start: bytes, path: Path | None = None) -> tuple[str, str]:
     """
     if LFS.match(start):
         return "a git-lfs pointer, not the file that it stands for", ""
-    if PAGE.match(start.lstrip(BYTE_ORDER_MARK + b" \t\r\n")):
+    markup = COMMENTS.sub(b"", start.removeprefix(BYTE_ORDER_MARK), count=1)
+    if PAGE.match(markup):
         return "a web or error page", ""
+    if XML.match(markup):
+        return "XML", "Extract its text and save it as plain text, or get the file again"
     for magic, found in BINARY.items():
         if re.match(magic, start, re.DOTALL):
             return found
@@ -249,6 +268,85 @@ def is_table(content: bytes) -> bool:
             is_even = all(len(row) == len(headings) for row in rows)
             return len(rows) > 1 and is_even and (is_numbered or not numbered)
     return False
+
+
+def find_structure(content: bytes) -> tuple[str, str]:
+    """Name text that is made for programs, by how it begins, and say what to do. ("", "") for any other text."""
+    if is_table(content):
+        return TABLE
+    lines = content.removeprefix(BYTE_ORDER_MARK).decode(errors="replace").splitlines()
+    if len(content) == START_BYTES:
+        lines = lines[:-1]  # it may be cut
+    lines = [line for line in lines if line.strip()]
+    if not lines:
+        return "", ""
+    begins = f"it begins with {lines[0][:40]!r}"
+    if any(has_even_cells(lines, mark) for mark in "\t,;"):
+        return f"a table without headings ({begins})", TABLE[1]
+    if is_json_after_comments(lines):
+        remedy = "Remove the comments, and name it .jsonl"
+        return f"JSON lines with comments before them ({begins})", remedy
+    if is_yaml(lines):
+        return f"YAML ({begins})", "Save its texts as plain text or JSON lines"
+    return "", ""
+
+
+def has_even_cells(lines: list[str], mark: str) -> bool:
+    """Tell whether each line has the same number of cells, without one that is empty.
+
+    Commas are common in text and in code, so with them one column must be numbers.
+    """
+    if len(lines) < LEAST_LINES or mark not in lines[0]:
+        return False
+    rows = list(csv.reader(lines, delimiter=mark))
+    if any(len(row) != len(rows[0]) or "" in map(str.strip, row) for row in rows):
+        return False
+    if mark == "\t":
+        return True
+    if any(CODE.search(row[0]) for row in rows):
+        return False
+    columns = zip(*rows, strict=True)
+    return any(all(NUMBER.fullmatch(cell.strip()) for cell in column) for column in columns)
+
+
+def is_json_after_comments(lines: list[str]) -> bool:
+    """Tell whether comments come first, and after them nothing but JSON objects, one in each line."""
+    rows = list(itertools.dropwhile(lambda line: line.startswith(("#", "//")), lines))
+    if not rows or len(rows) == len(lines):
+        return False
+    try:
+        return all(isinstance(json.loads(row), dict) for row in rows)
+    except (ValueError, RecursionError):
+        return False
+
+
+def is_yaml(lines: list[str]) -> bool:
+    """Tell whether this is plainly YAML: nothing but keys, lists and blocks of text, and keys below keys.
+
+    A dialog and a Markdown list have lines like it too, but no keys below keys.
+    """
+    keys = nested = 0
+    block: int | None = None  # how far the key of a block of text is indented
+    is_open = False  # the line before is a key whose value follows
+    for line in lines:
+        indent = len(line) - len(line.lstrip())
+        if block is not None and indent > block:
+            continue
+        block = None
+        match = YAML_LINE.fullmatch(line)
+        if match is None:
+            return False
+        if not (match["key"] or match["dash"]):
+            if match["value"]:
+                return False
+            continue  # a comment
+        if match["key"]:
+            keys += 1
+            nested += is_open and indent > 0
+        if YAML_BLOCK.fullmatch(match["value"]):
+            block = indent
+        is_open = not match["value"].strip()
+    return nested > 0 and 2 * keys >= len(lines)
 
 
 def looks_like(path: Path) -> str:

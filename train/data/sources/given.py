@@ -30,9 +30,9 @@ from train.data.sources.content import (
     TABLE,
     Start,
     compression_of,
+    find_structure,
     foreign,
     format_of,
-    is_table,
     read_start,
 )
 from train.data.sources.source import CorpusError, Source
@@ -302,8 +302,9 @@ def explain_start(path: Path, start: Start, is_chosen: bool) -> str:
         return "" if is_chosen or holds_rows(content) else "Is JSON without rows of text."
     suffixes = {suffix.lower() for suffix in path.suffixes[-2:]}
     what, remedy = next((CONVERT[suffix] for suffix in suffixes & CONVERT.keys()), ("", ""))
-    if is_table(content):
-        what, remedy = TABLE
+    structure = find_structure(content)
+    if structure[0]:
+        what, remedy = structure
     if what:
         return f"Is {what}. {remedy}."
     if (is_compressed and not start.compression) or b"\0" in content:
