@@ -1,5 +1,6 @@
 """train/checkpoint/resume.py: what a run resumes from, and what one without a checkpoint is told."""
 
+import dataclasses
 from types import SimpleNamespace
 from typing import cast
 
@@ -9,7 +10,10 @@ from record.locks import RunFolderError
 from record.metrics import Recorder
 from record.run_paths import RunPaths
 from tests.train.making import ALONE, make_job
+from train import loop
+from train.checkpoint import find
 from train.checkpoint.resume import resume
+from train.data.mixture import Gap
 from train.job import Job
 from train.when_to_save import save
 
@@ -56,3 +60,18 @@ def test_a_run_whose_optimizer_had_made_no_step_resumes(tiny, tmp_path):
     save(job, wait=True)
     resume(resumed, {})
     assert resumed.step == 3
+
+
+def test_a_run_that_goes_back_again_takes_an_earlier_checkpoint_and_saves_its_gap(tiny, tmp_path):
+    job = make_job(dataclasses.replace(tiny, max_steps=3, save_every=1), tmp_path)
+    assert loop.train(job)
+    windows = job.config.batch_windows
+    job.step = 5
+    job.recovery.roll_back(job)
+    assert job.step == 3 and job.requests == {"save"}
+    assert job.gaps == (Gap(3, 2 * windows),)
+    job.step = 4
+    job.recovery.roll_back(job)
+    assert job.step == 2 and job.guard.rollbacks == 2
+    assert job.gaps == (Gap(2, 4 * windows),)
+    assert find.committed(job.paths.checkpoints) == [1, 2]
