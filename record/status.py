@@ -51,7 +51,7 @@ LONGEST_WHY = 300  # characters
 # What a run knows of itself, across attempts; step_s and save_s are the seconds that a step and a save took.
 KNOWN = ("step", "loss", "val_loss", "step_s", "save_s")
 LAST_BYTES = 2**20  # of a record: some thousand steps
-TEXTS = 8  # of a skipped step that are shown
+TEXTS = 8  # of a skipped step or a rollback that are shown
 LAST_WORDS = 3  # lines
 LINE = 200  # characters of each
 
@@ -359,21 +359,40 @@ def list_runs(paths: RunPaths) -> str:
     return "\n".join(lines) or f"no runs in {parent}"
 
 
-def describe_skip(paths: RunPaths) -> str:
-    """Return lines on the text of the last step that was skipped, if the end of the record has one; else ""."""
-    skip: dict[str, Any] = {}
+def describe_skips(paths: RunPaths) -> str:
+    """Return lines on how the samples begin that the last skipped step and the last rollback left out.
+
+    "" if the end of the record has neither.
+    """
+    last: dict[str, dict[str, Any]] = {}
     with contextlib.suppress(OSError):
         for record in RecordReader(paths.metrics, LAST_BYTES).read_new():
-            if record["event"] == "skip":
-                skip = record
-    texts = skip.get("texts")
+            last[record["event"]] = record
+    lines = []
+    if "skip" in last:
+        skip = last["skip"]
+        title = f"step {skip['step']} was skipped ({skip.get('reason')}). Its text:"
+        lines += describe_texts(title, skip, paths)
+    if "rollback" in last:
+        rollback = last["rollback"]
+        title = (
+            f"the run went back from step {rollback.get('from')} to {rollback['step']}. "
+            "Text that it passes over:"
+        )
+        lines += describe_texts(title, rollback, paths)
+    return "".join(f"\n{'':30} {make_printable(line)}" for line in lines)
+
+
+def describe_texts(title: str, record: dict[str, Any], paths: RunPaths) -> list[str]:
+    """Return a title and a line for each of the first texts of a record; [] if it has none."""
+    texts = record.get("texts")
     if not isinstance(texts, list) or not texts:
-        return ""
-    lines = [f"step {skip['step']} was skipped ({skip.get('reason')}). Its text:"]
+        return []
+    lines = [title]
     lines += [describe_text(text)[:LINE] for text in texts[:TEXTS]]
     if len(texts) > TEXTS:
         lines.append(f"and {len(texts) - TEXTS} more in {show_path(paths.metrics)}")
-    return "".join(f"\n{'':30} {make_printable(line)}" for line in lines)
+    return lines
 
 
 def describe_text(text: Any) -> str:
@@ -398,7 +417,7 @@ def main(argv: list[str], run: RunPaths | None = None) -> int:
         elif argv == ["stop"]:
             text = stop(paths)
         else:
-            text = describe(paths) + describe_end(paths) + describe_skip(paths)
+            text = describe(paths) + describe_end(paths) + describe_skips(paths)
             text += describe_wandb(paths)
     except (SettingsError, RunFolderError, StopError) as error:
         sys.stderr.write(f"{error}\n")

@@ -88,14 +88,14 @@ def test_a_status_says_phase_since_when_and_that_it_lives(paths, clock):
 def test_the_text_of_the_last_skipped_step_is_shown_whatever_is_in_the_record(paths):
     write_status(paths)
     recorder = Recorder(paths, True, 0, 20, 5)
-    assert status.describe_skip(paths) == ""
+    assert status.describe_skips(paths) == ""
     text = {"source": "web", "shard": "train_00000.bin", "text": "\x1b[2J\u202ehello"}
     for step, texts in (
         (3, [text]),
         (5, [text, text | {"shard": "a\x07.bin"}, "junk", None, *[text] * 6]),
     ):
         recorder.event("skip", step, 0, reason="loss", texts=texts)
-    _, title, *lines = status.describe_skip(paths).splitlines()
+    _, title, *lines = status.describe_skips(paths).splitlines()
     assert "step 5 was skipped (loss)" in title
     assert all(line.startswith(" " * 31) and line.isprintable() for line in lines)
     assert [line.strip() for line in lines[:4]] == [
@@ -106,7 +106,11 @@ def test_the_text_of_the_last_skipped_step_is_shown_whatever_is_in_the_record(pa
     ]
     assert len(lines) == 9 and "and 2 more in" in lines[8]
     recorder.event("skip", 6, 0, reason="loss", texts="junk")
-    assert status.describe_skip(paths) == ""
+    assert status.describe_skips(paths) == ""
+    recorder.event("rollback", 4, 0, texts=[text], **{"from": 6})
+    _, title, line = status.describe_skips(paths).splitlines()
+    assert "the run went back from step 6 to 4." in title
+    assert line.strip() == r"web train_00000.bin: \x1b[2J\u202ehello"
 
 
 def test_a_phase_that_is_entered_again_goes_on(paths, clock):

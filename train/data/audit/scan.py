@@ -60,11 +60,11 @@ class Source:
 def read_source(vocabulary: Vocabulary, shards: ShardSet, table: RunTable) -> Source:
     """Read all documents of a source. Every n-th shard of a very large one is compared with tasks."""
     source = Source(shards, np.zeros(len(table.runs), dtype=bool))
+    log.info("reading %s", shards.folder)
     step = math.ceil(source.tokens / MOST_TOKENS)
     for split in SPLITS:
         parts = []
-        for number, info in enumerate(shards.shards[split]):
-            log.info("reading %s of %s", info.file, shards.folder)
+        for number in range(len(shards.shards[split])):
             ids = shards.tokens(split, number)
             begins = np.flatnonzero(ids == vocabulary.end_of_text)
             documents = np.split(ids, begins)[1:]
