@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from record.metrics import Recorder
 from record.run_paths import RunPaths
-from settings.config import Config
+from settings import load_config
 from tests.running import environment, tensors, train
 from tests.train.making import ALONE
 from train import replay
@@ -31,7 +31,7 @@ def call(env, monkeypatch, **settings):
 
 def expected_losses(env, weights, samples):
     """Cross-entropy of each sample by torch alone, with the weights of step 8."""
-    config = Config.load(env)
+    config = load_config(env)
     model = build(config, torch.device("cpu"))
     stored = tensors(weights, 8)
     for name, weight in model.named_parameters():

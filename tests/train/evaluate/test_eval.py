@@ -13,7 +13,7 @@ import pytest
 
 from record import metrics
 from record.metrics import read_records
-from settings.config import Config
+from settings import load_preset
 from tests.core_bundle import TASKS, make_folder
 from tests.running import ROOT, environment, train, wait_for
 from train.data.manifest import hash_content
@@ -109,10 +109,10 @@ def test_without_a_bundle_the_rest_is_measured_and_the_code_says_so(trained, tmp
 
 
 def test_the_advice_names_the_text_that_was_given():
-    c = Config.of_preset(DATA="my novel.txt")
+    c = load_preset(DATA="my novel.txt")
     said = eval_run.explain_absence(c, {})
     assert said.endswith(" VOCAB_SIZE=4096 DATA='my novel.txt' DATA_DIR=data")
-    c = Config.of_preset(DATA_MIX="python:1")
+    c = load_preset(DATA_MIX="python:1")
     assert eval_run.explain_absence(c, {}).endswith(
         " VOCAB_SIZE=4096 DATA_MIX=python:1 DATA_DIR=data"
     )
