@@ -63,13 +63,16 @@ class Resolved:
 
         Nobody looks for a value that he never set: `[OPTIMIZER: presets/tiny.env line 22]`.
         """
-        words = [word.rstrip(":;,.") for word in sentence.split()]
-        origins = []
-        for name, value in self.config.values().items():
-            text = f"{name}={format_value(value)}"
-            if text in words and f"{text} (" not in sentence:
-                origins.append(f"{name}: {self.origins[name]}")
-        return f"{sentence} [{', '.join(origins)}]" if origins else sentence
+        values = self.config.values()
+        origins = {}
+        for word in sentence.split():
+            text = word.rstrip(":;,.")
+            name = text.partition("=")[0]
+            if name not in values or text != f"{name}={format_value(values[name])}":
+                continue
+            if f"{text} (" not in sentence:
+                origins[name] = f"{name}: {self.origins[name]}"
+        return f"{sentence} [{', '.join(origins.values())}]" if origins else sentence
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """What a preset says of itself at its top is what the code builds from it."""
 
+import functools
 import re
 
 import pytest
@@ -147,7 +148,8 @@ def test_a_depth_fixes_the_rest(load, name):
 
 
 def test_a_preset_as_it_stands_takes_nothing_from_a_user(tmp_path, monkeypatch):
-    monkeypatch.setattr("settings.config.ROOT", tmp_path)
+    load_here = functools.partial(load_config, root=tmp_path)
+    monkeypatch.setattr("settings.resolve.load_config", load_here)
     (tmp_path / "presets").mkdir()
     (tmp_path / "presets" / "tiny.env").write_text("SEED=2\n")
     (tmp_path / ".env").write_text("SEED=3\nN_LAYER=7\n")
