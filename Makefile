@@ -11,12 +11,11 @@ MAKEFLAGS += --no-print-directory
 unexport BASH_ENV CDPATH GREP_OPTIONS GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE
 unexport $(filter-out PYTHON PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX,$(filter PYTHON%,$(.VARIABLES)))
 
-# Settings from the command line reach Python as they were typed: $(value ...) does not expand a
-# dollar, and := does not expand it later. Their names tell which they are. make drops blanks at the
-# start of a value; Python finds them in the arguments of this process.
+# Settings from the command line reach Python as they were typed, but for blanks at the start of a
+# value, which make drops: $(value ...) does not expand a dollar, and := does not expand it later.
+# Their names tell which they are.
 export MAKE_SETTINGS := $(strip $(foreach _,$(.VARIABLES),$(if $(filter command line,$(origin $_)),$_)))
 $(foreach _,$(MAKE_SETTINGS),$(eval override $_ := $$(value $_))$(eval export $_))
-export MAKE_PROCESS := $(lastword $(shell echo $$PPID))
 export MAKE_GOALS := $(or $(MAKECMDGOALS),help)
 export MAKE_TARGET = $@
 ifeq ($(VENV),)

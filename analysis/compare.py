@@ -17,8 +17,7 @@ from analysis.read_inputs import Inputs, find_paths, is_record
 from analysis.runs import Run, RunError, keep_numbered
 from analysis.tables import print_table
 from record.exit_codes import BAD_DATA, DONE, INTERRUPTED
-from settings import ROOT, SettingsError
-from settings.config import Config
+from settings import ROOT, SettingsError, explain_error, load_config
 from settings.resolve import show_path
 
 NAMES = "No such run, log or pattern. Separate them by commas: RUNS='base-seed*,muon-seed*'"
@@ -56,7 +55,7 @@ def read_runs(names: str, runs_dir: Path) -> list[Run]:
 def main() -> int:
     """Compare RUNS; returns the exit code."""
     try:
-        config = Config.load()
+        config = load_config()
         runs_dir = ROOT / config.runs_dir
         runs = read_runs(config.runs, runs_dir)
         groups = group_runs(runs)
@@ -81,7 +80,7 @@ def main() -> int:
             sys.stderr.write(f"Figure of the {lines.curve.name}: {config.figure}\n")
         return DONE
     except (SettingsError, DialectError, RunError) as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{explain_error(error)}\n")
         return error.exit_code
     except OSError as error:
         where = error.filename or runs_dir

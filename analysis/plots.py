@@ -25,8 +25,7 @@ from analysis.tables import write_tables
 from record.durable import make_printable
 from record.exit_codes import BAD_DATA, BAD_SETTING, DONE, INTERRUPTED
 from record.run_paths import RunPaths
-from settings import ROOT, SettingsError
-from settings.config import Config
+from settings import ROOT, SettingsError, explain_error, load_config
 
 PAGE, FIGURE = "loss_curves.html", "loss_curves.png"
 ENDINGS = (".html", ".png", ".pdf", ".svg")
@@ -46,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
     except SystemExit as stop:  # argparse has said what is wrong, and its own code for that is 2
         return BAD_SETTING if stop.code else DONE
     except (SettingsError, DialectError) as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{explain_error(error)}\n")
         return error.exit_code
     runs = inputs.runs
     lines = inputs.lines
@@ -88,7 +87,7 @@ def list_paths(names: Sequence[str]) -> list[Path]:
     """Return what to read; without a name LOG_DIR, or the run of the settings. Raises SettingsError."""
     if names and all(Path(name).exists() for name in names):
         return [Path(name) for name in names]  # whatever the settings are
-    config = Config.load()
+    config = load_config()
     paths = []
     for name in names:
         paths += find_paths(name, ROOT / config.runs_dir) or [Path(name)]

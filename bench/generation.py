@@ -21,6 +21,7 @@ import torch
 from doctor.gpu_probe import worker
 from doctor.gpu_probe.foreign_load import Foreign, worst
 from doctor.gpu_probe.messages import say
+from settings import load_preset
 from settings.config import Config
 from train.model import attention
 from train.model.generate import Choice, generate
@@ -40,7 +41,7 @@ def shapes() -> dict[str, Config]:
     """Name -> what is measured: the tiny preset, and wider models with heads that share keys."""
     base = Config().replace(vocab_size=4096, seq_len=256, n_layer=6)
     return {
-        "tiny": Config.of_preset(PRESET="tiny"),
+        "tiny": load_preset(PRESET="tiny"),
         "6 x 256": base.replace(n_embd=256, n_head=4, n_kv_head=4).derived(),
         "6 x 512": base.replace(n_embd=512, n_head=8, n_kv_head=2).derived(),
     }

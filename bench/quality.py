@@ -29,7 +29,7 @@ from bench.contest import TIME, TOKENS, laid_out
 from bench.recipes import NANOGPT
 from bench.run import FOREIGN, machine, spread
 from doctor.gpu_probe.foreign_load import worst
-from settings import ROOT, SettingsError
+from settings import ROOT, SettingsError, explain_error, load_config
 from settings.config import Config
 from settings.resolve import show_path
 from train.data import prepare
@@ -185,12 +185,12 @@ def verdict(corpus: str, contests: list[dict[str, Any]]) -> list[str]:
 
 def main() -> int:
     try:
-        c = Config.load()
+        c = load_config()
         refuse_mixture(c)
         checkout = find_checkout()
         c = laid_out(c, c.optimizer, math.ceil(TOKENS_OF_A_RECIPE / c.batch_tokens))
     except SettingsError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{explain_error(error)}\n")
         return 64
     say, facts = sys.stdout.write, machine()
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)

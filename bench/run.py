@@ -42,7 +42,7 @@ from doctor.gpu_probe.messages import said
 from doctor.gpu_probe.shapes import SHAPES, Shape
 from hardware.flops import mfu, peak_tflops
 from record.provenance import commit
-from settings import ROOT, SettingsError
+from settings import ROOT, SettingsError, explain_error, load_config
 from settings.config import Config
 
 FOREIGN = 5.0  # per cent of the machine
@@ -431,13 +431,13 @@ def main(arguments: list[str]) -> int:
     """Measure everything, in ROUNDS or as many rounds as the argument says. Return the exit code."""
     rounds = int(arguments[0]) if arguments else ROUNDS
     try:
-        c = Config.load()
+        c = load_config()
         checkouts, absent = peers.find_checkouts()
         facts = machine()
         todo = list(cells(c, facts["gpu"] is not None))
         beside, unfit = peers.fitting(checkouts if todo else {})
     except SettingsError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{explain_error(error)}\n")
         return 64
     say = sys.stdout.write
     say("".join(f"{name}: {value}\n" for name, value in facts.items()))

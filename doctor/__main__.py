@@ -22,7 +22,7 @@ from plan.allow_fail import refuse_unknown_checks
 from plan.report import wrapped
 from record import terminal
 from record.trackers.processes import check_trackers
-from settings import SettingsError
+from settings import SettingsError, explain_error, load_config
 from settings.config import Config
 from settings.finding import (
     FAIL,
@@ -131,12 +131,12 @@ def main() -> int:
     try:
         c = (
             where.decide().config
-        )  # of a cluster's run, which Config.load would check as one of this machine
-        c = c if c.where == "cluster" else Config.load()
+        )  # of a cluster's run, which load_config would check as one of this machine
+        c = c if c.where == "cluster" else load_config()
         refuse_unknown_checks(c.allow_fail)
         found = look(c)
     except SettingsError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{explain_error(error)}\n")
         return error.exit_code
     if c.probe and c.where != "cluster":
         found += measure(c)

@@ -19,7 +19,7 @@ from plan.network import links
 from plan.planner import Plan, plan
 from plan.report import brief
 from record.trackers.processes import check_trackers
-from settings import SettingsError
+from settings import SettingsError, explain_error, load_config
 from settings.checks import PRETRAINING
 from settings.config import Config
 from settings.finding import FAIL, PASS, Finding, code_of, format_findings, split
@@ -62,13 +62,13 @@ def main(words: list[str]) -> int:
     finetune = words == ["finetune"]
     try:
         c = links.loaded(
-            lambda measured: Config.load(defaults=measured, without=PRETRAINING if finetune else ())
+            lambda measured: load_config(defaults=measured, without=PRETRAINING if finetune else ())
         )
         c = fit_vocabulary(c)
         check_trackers(c)
         refuse_unknown_checks(c.allow_fail)
     except SettingsError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{explain_error(error)}\n")
         return error.exit_code
     found, planned = look(c, finetune)
     stopping, _ = split(c.allow_fail, found)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from hardware import model_size
-from settings import SettingsError
+from settings import SettingsError, explain_error, load_config
 from settings.config import Config
 from train.model import attention, compilation
 
@@ -55,9 +55,9 @@ def cards(c: Config) -> tuple[list[str], str]:
 
 def main() -> int:
     try:
-        c = Config.load()
+        c = load_config()
     except SettingsError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{explain_error(error)}\n")
         return 64
     sys.stdout.write(json.dumps(facts(c)) + "\n")
     return 0

@@ -25,7 +25,7 @@ from export.weight_files import sha256_of
 from record.durable import make_printable
 from record.exit_codes import BAD_DATA, BAD_SETTING, DONE
 from record.run_paths import RunPaths
-from settings import ROOT, SettingsError
+from settings import ROOT, SettingsError, explain_error, load_config
 from settings.config import Config
 from settings.resolve import show_path
 from train.console import start_logging
@@ -170,9 +170,9 @@ def run(config: Config) -> None:
 def main() -> int:
     start_logging()
     try:
-        run(Config.load())
+        run(load_config())
     except SettingsError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{explain_error(error)}\n")
         return BAD_SETTING
     except (CorpusError, UploadError) as error:
         sys.stderr.write(f"{make_printable(error)}\n")

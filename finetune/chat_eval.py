@@ -33,7 +33,7 @@ from record.durable import write_whole
 from record.metrics import replace_nonfinite
 from record.provenance import provenance
 from record.run_paths import RunPaths, name_checkpoint
-from settings import ROOT, SettingsError
+from settings import ROOT, SettingsError, explain_error
 from settings.config import Config
 from settings.resolve import show_path
 from train.data.sources.source import CorpusError
@@ -77,7 +77,7 @@ def measure(c: Config, world: World) -> int:
         except Exception as error:  # of many types
             is_expected = isinstance(error, (OSError, *PROBLEMS))
             kind = "" if is_expected else f"{type(error).__name__}: "
-            raise CorpusError(f"{kind}{error}") from error
+            raise CorpusError(f"{kind}{explain_error(error)}") from error
     found = ask(trained, sheet, world)
     log.info("%s", "\n".join(lines(found)))
     if world.is_first:

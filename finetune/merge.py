@@ -35,7 +35,7 @@ from record.default_run import choose_run
 from record.locks import RunFolderError
 from record.regular_file import limit_silence
 from record.run_paths import RunPaths
-from settings import ROOT, SettingsError
+from settings import ROOT, SettingsError, explain_error, load_config
 from settings.checks import PRETRAINING
 from settings.config import SETTINGS, Config
 from settings.declare import FREE
@@ -262,7 +262,7 @@ def main() -> int:
     )  # DCP, in one process
     paths = None
     try:
-        c = Config.load(defaults=choose_run(), without=(*PRETRAINING, *load_run.OF_TRAINING))
+        c = load_config(defaults=choose_run(), without=(*PRETRAINING, *load_run.OF_TRAINING))
         paths = RunPaths.of(c.runs_dir, c.run_name, ROOT)
         if not stored_config(paths):
             raise RunFolderError(
@@ -270,7 +270,7 @@ def main() -> int:
             )
         export(c, paths)
     except SettingsError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{explain_error(error)}\n")
         return BAD_SETTING
     except (*load_run.PROBLEMS, place.PlaceError) as error:
         sys.stderr.write(f"{error}\n")

@@ -22,7 +22,7 @@ from finetune.several import examples_of
 from finetune.store import Examples
 from finetune.template import Template
 from record import number_formats
-from settings import ROOT, SettingsError, tuning_rules
+from settings import ROOT, SettingsError, explain_error, tuning_rules
 from settings.config import Config
 from settings.resolve import set_target
 from train.data.data_paths import data_dir
@@ -189,9 +189,10 @@ def main(argv: Sequence[str] = ()) -> int:
         if BEFORE_TRAINING not in argv:
             sys.stdout.write("\n".join([*data.lines, "", data.preview(sys.stdout.isatty())]) + "\n")
     except (SettingsError, CorpusError, TokenizerError, ForeignError) as error:
-        sys.stderr.write(f"{error}\n")
+        why = explain_error(error)
+        sys.stderr.write(f"{why}\n")
         code = BAD_SETTING if isinstance(error, SettingsError) else BAD_DATA
-        report_exit(code, why=str(error))  # for the other nodes, which train/start_node.py tells
+        report_exit(code, why=why)  # for the other nodes, which train/start_node.py tells
         return code
     except OSError as error:
         why = (

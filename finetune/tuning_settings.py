@@ -2,7 +2,7 @@
 
 import math
 
-from settings import SettingsError
+from settings import SettingsError, load_config
 from settings.checks import PRETRAINING
 from settings.config import SETTINGS, Config
 from settings.targets import TARGET_DEFAULTS
@@ -17,7 +17,7 @@ def load_settings() -> Config:
     Raises:
         SettingsError: a value is invalid, or fine-tuning cannot follow it.
     """
-    c = Config.load(defaults=TARGET_DEFAULTS["finetune"], without=PRETRAINING)
+    c = load_config(defaults=TARGET_DEFAULTS["finetune"], without=PRETRAINING)
     refuse_unsupported(c)
     return c
 

@@ -33,7 +33,7 @@ class Parameters:
 
 def parameters(c: Config) -> Parameters:
     """Return the size of the model that model.py builds from these settings."""
-    assert c.n_kv_head and c.mlp_dim  # filled in by Config.load
+    assert c.n_kv_head and c.mlp_dim  # filled in by load_config
     table = c.padded_vocab_size * c.n_embd
     heads = 2 * c.n_head + 2 * c.n_kv_head  # queries and outputs, keys and values
     norms = 2 * c.n_embd

@@ -22,7 +22,7 @@ from record.durable import make_printable
 from record.exit_codes import BAD_DATA, DONE
 from record.metrics import duration, is_number
 from record.run_paths import RunPaths
-from settings import SettingsError
+from settings import SettingsError, load_preset
 from settings.config import SETTINGS, Config
 from settings.declare import format_value
 from settings.resolve import show_path
@@ -171,7 +171,7 @@ def settings_line(values: Mapping[str, Any]) -> str:
     """Name the preset, and what differs from it. Values may be text, or typed."""
     preset = str(values.get("PRESET", "tiny"))
     try:
-        usual = Config.of_preset(PRESET=preset).values()
+        usual = load_preset(PRESET=preset).values()
     except SettingsError:  # a preset of another version
         usual = Config().derived().values()
     own = []

@@ -39,7 +39,7 @@ from record import status
 from record.default_run import choose_run
 from record.regular_file import limit_silence
 from record.run_paths import RunPaths
-from settings import ROOT, SettingsError
+from settings import ROOT, SettingsError, explain_error
 from settings.json_file import read_object
 
 COMMANDS = (
@@ -391,7 +391,7 @@ def main(argv: list[str]) -> int:
         logs_of_others = argv[0] == "plots" and place.config.log_dir
         return (in_cluster if place.cluster and not logs_of_others else here)(argv[0], place)
     except SettingsError as error:
-        say(str(error))
+        say(explain_error(error))
         return BAD_SETTING
     except Refused as refused:
         say(refused.sentence)

@@ -31,7 +31,7 @@ from k8s.cluster.render import claim, objects, render
 from k8s.cluster.standing import Standing, of_another_run, of_kind, standing
 from k8s.cluster.where import SENT, Place, look, read_sent, refuse_dry_run
 from record.run_paths import RunPaths
-from settings import ROOT, SettingsError
+from settings import ROOT, SettingsError, explain_error
 from settings.config import Config
 from settings.finding import split
 
@@ -449,7 +449,7 @@ def main(argv: list[str]) -> int:
             os.execv(sys.executable, [sys.executable, "-m", "train.data.prepare", "data"])
         return send(command)
     except SettingsError as error:
-        remark(str(error))
+        remark(explain_error(error))
         return error.exit_code
     except Refused as refused:
         remark(refused.sentence)

@@ -16,7 +16,7 @@ from k8s.cluster.kubectl import BAD_SETTING, Refused
 from k8s.cluster.where import decide
 from monitor.watch import NO_RUN, NoRun, View, Watcher, unreadable, watcher_of
 from record.default_run import choose_run
-from settings import SettingsError
+from settings import SettingsError, explain_error
 
 TICK_S = 1.0  # between two drawings: ages go on between two looks
 NOTICE_S = 0.1  # between two looks whether a signal has come
@@ -38,7 +38,7 @@ def main() -> int:
             return once(watcher)
         return live(watcher) if is_screen() else follow(watcher)
     except SettingsError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{explain_error(error)}\n")
         return BAD_SETTING
     except Refused as refused:
         sys.stderr.write(f"{refused.sentence}\n")

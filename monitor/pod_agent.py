@@ -24,7 +24,7 @@ from monitor import local
 from monitor.facts import Node, to_line
 from monitor.tail import Tail
 from record.run_paths import RunPaths
-from settings import ROOT, SettingsError
+from settings import ROOT, SettingsError, explain_error, load_config
 from settings.config import Config
 
 TELL_S, QUIET_S = 10.0, 30.0
@@ -193,7 +193,7 @@ def main() -> int:
     parent = os.getppid()
     signal.signal(signal.SIGTERM, told_to_end)
     try:
-        c = Config.load()
+        c = load_config()
         paths = RunPaths.of_node(c, ROOT)
         teller = Teller(c, paths, sys.stdout.fileno())
         os.nice(10)
@@ -202,7 +202,7 @@ def main() -> int:
             while os.getppid() == parent and time.monotonic() < until:
                 time.sleep(LOOK_S)
     except SettingsError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{explain_error(error)}\n")
         return 64
     except Told:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

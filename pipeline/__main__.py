@@ -35,7 +35,7 @@ from record.durable import write_whole
 from record.locks import RunFolderError
 from record.run_paths import RunPaths
 from record.status import Status
-from settings import ROOT, SettingsError
+from settings import ROOT, SettingsError, explain_error
 from settings.config import SETTINGS, Config
 from settings.declare import format_value
 from settings.resolve import Resolved, build_environment, show_path
@@ -98,7 +98,7 @@ def main() -> int:
     try:
         return check_and_run(asked)
     except SettingsError as error:
-        log.error("%s", error)
+        log.error("%s", explain_error(error))
         return BAD_SETTING
     except RunFolderError as error:
         log.error("%s", error)

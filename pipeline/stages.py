@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from finetune import exercises
 from finetune.exercises import data_of
 from plan.allow_fail import find_unknown_check
-from settings import SettingsError, tuning_rules
+from settings import SettingsError, load_config, tuning_rules
 from settings.checks import PRETRAINING
 from settings.config import DEFAULTS, SETTINGS, Config
 from settings.declare import FROZEN, TRACKED, format_value, round_as_typed
@@ -87,8 +87,8 @@ class Stage:
         """The settings as this stage's commands see them. Raises SettingsError."""
         environ = build_environment(self.settings)
         if not self.tunes:
-            return Config.load(environ)
-        c = Config.load(environ, without=PRETRAINING)
+            return load_config(environ)
+        c = load_config(environ, without=PRETRAINING)
         tuning_rules.refuse_unsupported(c)
         return c
 

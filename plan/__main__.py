@@ -21,7 +21,7 @@ from plan.planner import plan, probe_of
 from plan.report import told
 from plan.sweep import report_rows, sweep
 from record.exit_codes import BAD_DATA
-from settings import SettingsError
+from settings import SettingsError, explain_error, load_config
 from settings.checks import CHECKS, check_batch
 from settings.config import Config
 from settings.finding import code_of, split
@@ -48,7 +48,7 @@ def main() -> int:
             c, fleet, datetime.datetime.now(), storage.places(c) if c.cards in ("", "here") else ()
         )
     except SettingsError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{explain_error(error)}\n")
         return error.exit_code
     except (storage.FolderError, CorpusError) as error:
         sys.stderr.write(f"{error}\n")
@@ -60,7 +60,7 @@ def main() -> int:
 
 def loaded(defaults: dict[str, str], without: Collection[Rule]) -> Config:
     """A plan of several nodes needs no address of the first; how many processes share BATCH_TOKENS says CARDS."""
-    return Config.load(defaults={"MASTER_ADDR": "planned"} | defaults, without=without)
+    return load_config(defaults={"MASTER_ADDR": "planned"} | defaults, without=without)
 
 
 def of_tuning() -> int:

@@ -15,7 +15,7 @@ import re
 from hardware.model_size import flops_of
 from plan.fleet import Fleet
 from plan.measured import Probe
-from settings import ROOT
+from settings import ROOT, load_preset
 from settings.config import Config
 from settings.declare import format_value
 
@@ -165,7 +165,7 @@ def stated_by_preset(c: Config) -> tuple[float | None, str, Config | None]:
         path.read_text(encoding="utf-8"),
         re.MULTILINE,
     )
-    own = Config.of_preset(PRESET=c.preset)
+    own = load_preset(PRESET=c.preset)
     card = own.cards.partition("x")[2]
     same = all(getattr(c, name) == getattr(own, name) for name in SHAPE)
     return float(found[1]) if found else None, card, own if same else None

@@ -37,7 +37,7 @@ from record.locks import (
 )
 from record.metrics import RecordReader, duration, is_number
 from record.run_paths import RunPaths
-from settings import ROOT, SettingsError
+from settings import ROOT, SettingsError, explain_error, load_config
 from settings.config import Config
 from settings.json_file import read_object
 from settings.resolve import name_run, show_path
@@ -408,7 +408,7 @@ def main(argv: list[str], run: RunPaths | None = None) -> int:
     run: the one that is meant. Default: that of the settings.
     """
     try:
-        paths = run or RunPaths.of_node(Config.load(), ROOT)
+        paths = run or RunPaths.of_node(load_config(), ROOT)
         if argv == ["runs"]:
             text = list_runs(paths)
         elif not is_run(paths):
@@ -420,7 +420,7 @@ def main(argv: list[str], run: RunPaths | None = None) -> int:
             text = describe(paths) + describe_end(paths) + describe_skips(paths)
             text += describe_wandb(paths)
     except (SettingsError, RunFolderError, StopError) as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{explain_error(error)}\n")
         return error.exit_code
     sys.stdout.write(f"{text}\n")
     return 0

@@ -28,7 +28,7 @@ bench() {
 main() {
   local parts part began
   "$PY" -m settings check >&2 || exit $?
-  parts=$("$PY" -c "from settings import Config; print(Config.load().gpu_check)") || exit $?
+  parts=$("$PY" -c "from settings import load_config; print(load_config().gpu_check)") || exit $?
   nvidia-smi --query-gpu=name,driver_version,memory.total,power.limit --format=csv,noheader || {
     echo "gpu-check: there is no GPU here (nvidia-smi)" >&2
     exit 78

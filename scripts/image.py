@@ -22,9 +22,8 @@ from pathlib import Path
 
 from record.exit_codes import BAD_DATA, BAD_SETTING
 from record.provenance import explain_missing_commit, run_git
-from settings import ROOT, SettingsError
+from settings import ROOT, SettingsError, explain_error, load_config
 from settings.checks import PRETRAINING
-from settings.config import Config
 
 BUILDERS = ("buildx", "docker", "podman", "buildah")
 RULES = {
@@ -90,7 +89,7 @@ class Image:
     """The image of a commit, and the builder that makes it."""
 
     def __init__(self) -> None:
-        config = Config.load(without=PRETRAINING)
+        config = load_config(without=PRETRAINING)
         self.name = config.image
         self.backend = read_variable("TORCH_BACKEND", "auto")
         self.drivers = ""
@@ -307,7 +306,7 @@ def main(words: list[str]) -> int:
     except (Refused, SettingsError) as error:
         code = error.code if isinstance(error, Refused) else BAD_SETTING
         name = "push" if action == "push" else "image"
-        print(f"{name}: {error}", file=sys.stderr)
+        print(f"{name}: {explain_error(error)}", file=sys.stderr)
         return code
     return 0
 

@@ -12,7 +12,7 @@ import sys
 
 from doctor import before_run
 from record.exit_codes import BAD_SETTING, DONE, INTERRUPTED
-from settings import SettingsError, targets
+from settings import SettingsError, explain_error, targets
 from settings.checks import PRETRAINING
 from settings.config import Config
 from settings.declare import format_value
@@ -87,7 +87,7 @@ def main(words: list[str]) -> int:
     try:
         node = Node(load(words, workload), children, workload)
     except SettingsError as error:
-        complain(str(error))
+        complain(explain_error(error))
         return error.exit_code
     code = start(words, node)
     node.leave(code)

@@ -2,5 +2,14 @@
 
 from settings.config import ROOT, Config
 from settings.declare import ExpectedError, SettingsError
+from settings.resolve import explain_error, load_config, load_preset
 
-__all__ = ["ROOT", "Config", "ExpectedError", "SettingsError"]
+__all__ = [
+    "ROOT",
+    "Config",
+    "ExpectedError",
+    "SettingsError",
+    "explain_error",
+    "load_config",
+    "load_preset",
+]

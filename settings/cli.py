@@ -12,7 +12,7 @@ import sys
 from settings.config import SECTIONS, SETTINGS
 from settings.declare import Setting, SettingsError, format_value, read_section
 from settings.names import explain_name, list_targets
-from settings.resolve import Resolved, resolve
+from settings.resolve import Resolved, explain_error, resolve
 from settings.sources import NOT_IN_FILES
 from settings.targets import ALL_SETTINGS
 
@@ -42,7 +42,7 @@ def main() -> int:
             resolved.problems.append(f"NAME={config.name}: {explain_name(config.name)}")
         resolved.check()
     except SettingsError as error:
-        print(error, file=sys.stderr)
+        print(explain_error(error), file=sys.stderr)
         return error.exit_code
     if command == "show":
         show(resolved)

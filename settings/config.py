@@ -1,18 +1,17 @@
 """The settings of a command, and what follows from them.
 
-config = Config.load()
+config = load_config()  # settings/resolve.py
 model = build_model(config)
 print(config.batch_tokens, config.run_folder)
 """
 
 import dataclasses
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from settings.cluster import Cluster
 from settings.data import Corpus, name_of_data
-from settings.declare import Setting, Texts, Values, read_section, round_as_typed
+from settings.declare import Setting, Values, read_section, round_as_typed
 from settings.finetune import LoRA, Tuning
 from settings.planning import Planning
 from settings.precision import choose_dtype
@@ -47,27 +46,6 @@ class Config(
     Cluster,
 ):
     """A value for every setting of these sections, and their properties."""
-
-    @classmethod
-    def load(
-        cls,
-        environ: Texts | None = None,
-        root: Path | None = None,
-        defaults: Texts | None = None,
-        without: Collection[Any] = (),
-    ) -> "Config":
-        """Return the settings of this command. Raises SettingsError with all problems.
-
-        The arguments are those of `resolve.resolve`, which also knows where values come from.
-        """
-        from settings.resolve import resolve  # imports this module
-
-        return resolve(environ, root or ROOT, defaults, without).check().config
-
-    @classmethod
-    def of_preset(cls, **settings: str) -> "Config":
-        """Return a preset with these settings, whatever is in the environment and in .env."""
-        return cls.load(settings, defaults={"ENV_FILE": "of-nobody"})
 
     @property
     def replicas(self) -> int:

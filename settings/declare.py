@@ -46,40 +46,16 @@ class ExpectedError(Exception):
     exit_code = 78
 
 
-# NAME=value -> where this process has it from: `default`, `environment`, `presets/tiny.env line 8`.
-PLACES: dict[str, str] = {}
-GIVEN = re.compile(r"(?<!\S)[A-Z][A-Z0-9_]*=\S*?(?=[:;,.]?(?:\s|$))(?! \()")
-
-
 class SettingsError(ExpectedError):
-    """Settings that cannot be used. `problems` holds a sentence for each. Warnings come first.
-
-    Printed, it says of each value where it comes from: nobody looks for a value that he never set.
-    """
+    """Settings that cannot be used. `problems` holds a sentence for each. Warnings come first."""
 
     exit_code = 64  # a setting must change
 
     def __init__(self, problems: list[str], warnings: Iterable[str] = ()):
-        super().__init__(problems, warnings)
+        title = "Invalid setting:" if len(problems) == 1 else "Invalid settings:"
+        super().__init__("\n".join([*warnings, "\n    ".join([title, *problems])]))
         self.problems = problems
         self.warnings = warnings
-
-    def __str__(self) -> str:
-        if len(self.args) == 1:  # another rank's (raise_together in distributed/world.py)
-            return str(self.args[0])
-        title = "Invalid setting:" if len(self.problems) == 1 else "Invalid settings:"
-        problems = [add_places(problem) for problem in self.problems]
-        return "\n".join([*self.warnings, "\n    ".join([title, *problems])])
-
-
-def add_places(problem: str) -> str:
-    """Say after a sentence where this process has each NAME=value in it from."""
-    places = {}
-    for given in GIVEN.findall(problem):
-        if given in PLACES:
-            name, _, _ = given.partition("=")
-            places[name] = f"{name}: {PLACES[given]}"
-    return f"{problem} [{', '.join(places.values())}]" if places else problem
 
 
 @dataclasses.dataclass(frozen=True)

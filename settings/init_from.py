@@ -13,8 +13,7 @@ from typing import Any
 
 from settings.declare import ExpectedError, Values, format_value
 from settings.json_file import read_object
-from settings.resume import is_same
-from settings.sources import Given, Givens, give, parse
+from settings.sources import SourcedValue, SourcedValues, add_origin, parse
 
 # Setting -> what config.json calls it.
 KEYS = {
@@ -57,20 +56,19 @@ def read_json(path: Path) -> dict[str, Any]:
     raise ForeignError(f"{path}: {fault}. Download it again: it comes with the weights.")
 
 
-def read_shape(folder: Path) -> tuple[dict[str, Any], list[str]]:
-    """Return what `parse_shape` does for the config.json of a folder. Raises ForeignError."""
-    return parse_shape(read_json(folder / "config.json"))
-
-
 def parse_shape(config: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the values of SHAPE by name, and a sentence for each thing that this model cannot be."""
+    """Read the shape of a model from its config.json.
+
+    Returns:
+        The values of SHAPE by name, and a sentence for each thing that this model cannot be.
+    """
     kind = config.get("model_type")
     if kind is None and "settings" in config:
         return {}, [
             "This is a run, and not an export: run `make export`, and add /export to INIT_FROM."
         ]
     if kind not in ("llama", "qwen3"):
-        return {}, [f"config.json has model_type={show(kind)}. It must be llama or qwen3."]
+        return {}, [f"config.json has model_type={shorten(kind)}. It must be llama or qwen3."]
     facts: dict[str, Any] = {"tie_word_embeddings": False, "rope_theta": 10000.0}
     if kind == "qwen3":
         facts["head_dim"] = 128
@@ -81,13 +79,13 @@ def parse_shape(config: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
             facts[key] = value
     texts = {name: format_value(facts.get(key)) for name, key in KEYS.items()}
     texts["QK_NORM"] = format_value(kind == "qwen3")
-    values, invalid = parse(give(texts, "config.json"))
+    values, invalid = parse(add_origin(texts, "config.json"))
     missing = [f"config.json has no {key}." for name, key in KEYS.items() if not texts[name]]
     return values, [*find_unsupported(facts, values), *missing, *invalid.values()]
 
 
 def find_rope(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the facts about rotary positions, which newer versions of the file keep together."""
+    """Return what config.json says of rotary positions, which newer versions keep together."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if isinstance(rope, dict) and not any(isinstance(value, dict) for value in rope.values()):
         return rope
@@ -110,14 +108,14 @@ def find_unsupported(facts: Values, values: Values) -> Iterator[str]:
     for key, (right, why) in computed.items():
         value = facts.get(key)
         if value not in (None, right):
-            yield f"config.json has {key}={show(value)}, which this model does not compute: {why}."
+            yield f"config.json has {key}={shorten(value)}, which this model does not compute: {why}."
     epsilon = facts.get("rms_norm_eps", 1e-6)
     if not isinstance(epsilon, float) or not 0 < epsilon <= 0.1:
-        yield f"config.json has rms_norm_eps={show(epsilon)}. It must be above 0 and at most 0.1."
+        yield f"config.json has rms_norm_eps={shorten(epsilon)}. It must be above 0 and at most 0.1."
 
 
-def show(value: Any) -> str:
-    """Return a value of JSON for a message, cut short."""
+def shorten(value: Any) -> str:
+    """Return a value of JSON for a message, cut to 60 characters."""
     text = json.dumps(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
@@ -126,7 +124,7 @@ def find_contradictions(folder: str, shape: Values, values: Values) -> dict[str,
     """Return NAME -> a sentence for each value that is not the one of the folder."""
     refusals = {}
     for name, value in shape.items():
-        if name in values and not is_same(values[name], value):
+        if name in values and values[name] != value:
             refusals[name] = (
                 f"INIT_FROM={folder} has {name}={format_value(value)}. "
                 f"Leave {name} out, or choose other weights."
@@ -135,47 +133,33 @@ def find_contradictions(folder: str, shape: Values, values: Values) -> dict[str,
 
 
 def explain_missing(folder: str) -> str:
+    """Say that INIT_FROM is not there, and how to get it."""
     return (
         f"INIT_FROM={folder}: There is no such folder. It must hold config.json and safetensors: "
         f"hf download OWNER/NAME --include '*.json' '*.safetensors' --local-dir {folder}"
     )
 
 
-def take_shape(
-    folder: Given,
-    root: Path,
-    stored: Values,
-    explicit: Givens,
-    problems: list[str],
-    must_exist: bool = False,
-) -> Givens:
-    """Return what INIT_FROM sets: the shape of the model, and the tokenizer if there is one.
-
-    Nothing is set if the folder is not on this machine, as for a run in a cluster.
+def read_folder(
+    folder: SourcedValue, root: Path, explicit: SourcedValues, problems: list[str]
+) -> SourcedValues:
+    """Return what a folder sets: the shape of the model, and the tokenizer if there is one.
 
     Args:
-        stored: settings that the run was started with; a run that exists has its shape in them.
         explicit: values that are set explicitly. Those of the shape must not contradict the folder.
         problems: gets a sentence for all that is wrong.
-        must_exist: whether a folder that is not on this machine is wrong.
     """
-    if stored.get("INIT_FROM") == folder.text:
-        names = stored.keys() & {*SHAPE, "TOKENIZER"}
-        return give({name: format_value(stored[name]) for name in names}, "the run's config.json")
     path = root / folder.text
-    if not path.is_dir():
-        if must_exist:
-            problems.append(explain_missing(folder.text))
-        return {}
+    shape: dict[str, Any] = {}
     try:
-        shape, complaints = read_shape(path)
+        shape, complaints = parse_shape(read_json(path / "config.json"))
     except ForeignError as error:
-        shape, complaints = {}, [str(error)]
-    problems += [f"INIT_FROM={folder.text} ({folder.place}): {text}" for text in complaints]
+        complaints = [str(error)]
+    problems += [f"INIT_FROM={folder.text} ({folder.origin}): {text}" for text in complaints]
     values, _ = parse(explicit)
     for name, sentence in find_contradictions(folder.text, shape, values).items():
-        problems.append(f"{name}={explicit[name].text} ({explicit[name].place}): {sentence}")
+        problems.append(f"{name}={explicit[name].text} ({explicit[name].origin}): {sentence}")
     texts = {name: format_value(value) for name, value in shape.items()}
     if (path / "tokenizer.json").is_file():
         texts["TOKENIZER"] = f"{folder.text.rstrip('/')}/tokenizer.json"
-    return give(texts, f"{folder.text}/config.json")
+    return add_origin(texts, f"{folder.text}/config.json")

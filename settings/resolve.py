@@ -1,20 +1,24 @@
-"""Choose a value for every setting, and find all that is wrong with them."""
+"""Choose a value for every setting, and find all that is wrong with them.
+
+gather    read the sources of a command, and leave out what its target does not use
+choose    take each value from the strongest source
+judge     refuse names, values and combinations of them
+"""
 
 import dataclasses
 import os
 import shlex
 from collections.abc import Collection, Set
 from pathlib import Path
-from typing import Any
 
 from settings import sources
 from settings.checks import Check, find_conflicts
 from settings.config import DEFAULTS, ROOT, SETTINGS, Config, build_config
-from settings.declare import FREE, PLACES, SettingsError, Texts, Values, format_value
-from settings.init_from import take_shape
-from settings.names import explain_name, explain_target, find_meant, list_targets
-from settings.resume import compare_with_stored, list_lasting, read_run_config
-from settings.sources import DEFAULT, ENVIRONMENT, Givens, give, parse
+from settings.declare import FREE, SettingsError, Texts, Values, format_value
+from settings.init_from import SHAPE, explain_missing, read_folder
+from settings.names import explain_name, explain_target, find_similar_setting, list_targets
+from settings.resume import compare_with_stored, persisted_settings, read_run_config
+from settings.sources import DEFAULT, ENVIRONMENT, SourcedValues, add_origin, parse
 from settings.targets import (
     ALL_SETTINGS,
     CONTINUE,
@@ -36,7 +40,7 @@ class Resolved:
     """The settings of a target, where they come from, and what to print about them.
 
     Attributes:
-        origins: NAME -> place of its value.
+        origins: NAME -> where its value comes from.
         explicit: names that are set on the command line, in the environment or in the env file.
         invalid: names whose own value is refused, and whose default stands in the config.
     """
@@ -53,6 +57,76 @@ class Resolved:
         if self.problems:
             raise SettingsError(self.problems, self.warnings)
         return self
+
+    def add_origins(self, sentence: str) -> str:
+        """Add where each NAME=value of a sentence comes from, unless it says so itself.
+
+        Nobody looks for a value that he never set: `[OPTIMIZER: presets/tiny.env line 22]`.
+        """
+        values = self.config.values()
+        origins = {}
+        for word in sentence.split():
+            text = word.rstrip(":;,.")
+            name = text.partition("=")[0]
+            if name not in values or text != f"{name}={format_value(values[name])}":
+                continue
+            if f"{text} (" not in sentence:
+                origins[name] = f"{name}: {self.origins[name]}"
+        return f"{sentence} [{', '.join(origins.values())}]" if origins else sentence
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredRun:
+    """What a run was started with.
+
+    Attributes:
+        path: of its config.json, below the repository; "" if no run is looked for.
+        settings: by name; {} if the run has none yet.
+    """
+
+    path: str = ""
+    settings: Values = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """What a command was given.
+
+    Attributes:
+        target: of make; "" for a command without one.
+        targets: all that make was asked for.
+        defaults: what takes the place of declared defaults.
+        typed: values of make's command line.
+        explicit: values of the command line, the environment and the env file that count.
+        ignored: those that do not, although they look meant.
+        problems: a sentence for all that is wrong.
+    """
+
+    target: str
+    targets: Set[str]
+    defaults: SourcedValues
+    typed: SourcedValues
+    explicit: SourcedValues
+    ignored: SourcedValues
+    problems: list[str]
+
+
+def load_config(
+    environ: Texts | None = None,
+    root: Path = ROOT,
+    defaults: Texts | None = None,
+    without: Collection[Check] = (),
+) -> Config:
+    """Return the settings of this command. Raises SettingsError with all problems.
+
+    The arguments are those of `resolve`, which also knows where values come from.
+    """
+    return resolve(environ, root, defaults, without).check().config
+
+
+def load_preset(**settings: str) -> Config:
+    """Return a preset with these settings, whatever is in the environment and in .env."""
+    return load_config(settings, defaults={"ENV_FILE": "of-nobody"})
 
 
 def resolve(
@@ -71,102 +145,156 @@ def resolve(
         RunConfigError: the config.json of the run cannot be used.
     """
     environ = os.environ if environ is None else environ
+    inputs = gather(environ, root, defaults or {})
+    run = read_run(inputs, root) if inputs.target in RESUME else StoredRun()
+    chosen = choose(inputs, run, root)
+    resolved = judge(inputs, chosen, run, without)
+    resolved.warnings.extend(find_warnings(environ, inputs, resolved.config))
+    return resolved
+
+
+# ---- Gather
+
+
+def gather(environ: Texts, root: Path, defaults: Texts) -> Inputs:
+    """Read the command line, the environment and the env file."""
     target = environ.get("MAKE_TARGET", "")
-    targets, problems = read_goals(environ)
-    weakest = list_defaults(target, defaults or {})
-    typed = sources.read_command_line(environ)
-    environment = sources.read_environment(environ)
-    env_file = sources.read_env_file((weakest | environment | typed)["ENV_FILE"], root, problems)
-    explicit = {}
-    ignored = {}
-    for name, given in (env_file | environment | typed).items():
-        if name in typed or name not in SETTINGS or is_taken(name, targets):
-            explicit[name] = given
-        elif name in environment or shapes_a_run(name, target):
-            ignored[name] = given
-    if target == "plan" and "MODEL" in explicit:  # planned as make finetune would start it
-        weakest = list_defaults("finetune", defaults or {})
-    place = ""
-    stored: dict[str, Any] = {}
-    run: Givens = {}
-    if target in RESUME:
-        place = find_run_config(weakest, explicit, root)
-        stored = read_run_config(root / place).get("settings", {})
-        named, _ = parse(explicit)
-        run = give(list_lasting(stored, named), place)
-        if "CARDS" in explicit:  # the plan is of other processes: one for each card
-            run.pop("NPROC", None)
-    preset = sources.read_preset(weakest | run | explicit, root, problems)
-    chosen = weakest | preset | run | explicit
-    if chosen["PRESET"].text != (weakest | run)["PRESET"].text:  # another one is named
-        chosen = weakest | run | preset | explicit
-    folder = chosen.get("INIT_FROM")
-    if folder and is_used("INIT_FROM", targets):
-        began = read_run_config(root / find_run_config(weakest, explicit, root)).get("settings", {})
-        shape = take_shape(folder, root, began, explicit, problems, must_exist=target in START)
-        chosen = chosen | shape | explicit
-    values, invalid = parse(chosen)
-    config = build_config(values, target)
-    values = config.values()
-    purpose = find_purpose(target, config)
-    origins = dict.fromkeys(SETTINGS, DEFAULT)
-    for name in SETTINGS.keys() & chosen.keys():
-        origins[name] = chosen[name].place
-    if environ is os.environ:
-        texts = {name: f"{name}={format_value(values[name])}" for name in SETTINGS}
-        PLACES.clear()
-        PLACES.update({texts[name]: place for name, place in origins.items()})
-
-    for name, given in chosen.items():
-        problem = ""
-        if name in typed:
-            problem = refuse_typed(name, given.text, target, targets, purpose, values)
-        elif name not in SETTINGS:
-            problem = explain_name(name, given.text)
-        elif name in explicit and not SETTINGS[name].has_effect(values, target):
-            ignored[name] = given
-        if problem:
-            problems.append(f"{name} ({given.place}): {problem}")
-    dry_run = (env_file | environment | typed).get("DRY_RUN")
-    if dry_run and dry_run.text == "1" and target in TARGETS - DRY_RUN:  # it would do the thing
-        problems.append(f"DRY_RUN ({dry_run.place}): {explain_users({target}, DRY_RUN)}")
-    mixture = explicit.get("DATA_MIX")
-    if mixture and config.pretrains_on_data and mixture.text != config.data_mix:
-        problems.append(f"DATA_MIX ({mixture.place}): Cannot be set together with DATA.")
-    problems += invalid.values()
-    for name, sentence in find_conflicts(config, purpose, invalid, without):
-        text = format_value(values[name])
-        problems.append(f"{name}={text} ({origins[name]}): {sentence}")
-    if stored and target in CONTINUE:
-        now = {}
-        for name in SETTINGS:
-            is_kept = name in invalid or origins[name] in (place, DEFAULT)
-            if not is_kept and is_used(name, targets):
-                now[name] = values[name]
-        refusals, _ = compare_with_stored(stored, now)
-        problems += refusals
-    warnings = find_warnings(environ, explicit, ignored)
-    return Resolved(
-        config,
-        origins,
-        SETTINGS.keys() & explicit,
-        set(invalid),
-        problems,
-        warnings,
-    )
-
-
-def read_goals(environ: Texts) -> tuple[Set[str], list[str]]:
-    """Return the targets that make was asked for, and what is wrong with that command line."""
-    goals: list[str] = []
-    if environ.get("MAKE_TARGET"):
-        goals = environ.get("MAKE_GOALS", environ["MAKE_TARGET"]).split()
+    goals = environ.get("MAKE_GOALS", target).split() if target else []
+    targets = TARGETS.intersection(goals)
     problems = [explain_target(goal) for goal in goals if goal not in TARGETS]
     if "DATA" in environ.get("MAKE_SETTINGS", "").split() and not environ.get("DATA"):
         problems.append(
             "DATA (command line): Is empty. Name a file, a folder or hf:OWNER/NAME, or leave DATA out."
         )
-    return TARGETS.intersection(goals), problems
+    weakest = list_defaults(target, defaults)
+    typed = sources.read_command_line(environ)
+    environment = sources.read_environment(environ)
+    env_file = sources.read_env_file((weakest | environment | typed)["ENV_FILE"], root, problems)
+    explicit = {}
+    ignored = {}
+    for name, value in (env_file | environment | typed).items():
+        if name == "DRY_RUN" and value.text == "1" and target in TARGETS - DRY_RUN:
+            problems.append(f"DRY_RUN ({value.origin}): {explain_users({target}, DRY_RUN)}")
+        if name in typed or name not in SETTINGS or is_accepted(name, targets):
+            explicit[name] = value
+        elif name in environment or is_training_setting(name, target):
+            ignored[name] = value
+    if target == "plan" and "MODEL" in explicit:  # planned as make finetune would start it
+        weakest = list_defaults("finetune", defaults)
+    return Inputs(target, targets, weakest, typed, explicit, ignored, problems)
+
+
+def list_defaults(target: str, defaults: Texts) -> SourcedValues:
+    """Return what takes the place of declared defaults, and the two that name files."""
+    texts = {
+        "PRESET": DEFAULTS["PRESET"],
+        "ENV_FILE": DEFAULTS["ENV_FILE"],
+        **TARGET_DEFAULTS.get(target, {}),
+        **defaults,
+    }
+    return add_origin(texts, DEFAULT)
+
+
+def is_used(name: str, targets: Set[str]) -> bool:
+    """Tell whether one of the targets uses a setting. Without a target, a command uses all."""
+    return not targets or bool(targets & SETTINGS[name].used_by)
+
+
+def is_accepted(name: str, targets: Set[str]) -> bool:
+    """Tell whether the value of an environment or env file counts: also where it only finds a run."""
+    return is_used(name, targets) or (SETTINGS[name].finds_run and bool(targets & FIND))
+
+
+def is_training_setting(name: str, target: str) -> bool:
+    """Tell whether a setting that this target does not use is of training: LORA_RANK for make train."""
+    return target in TRAIN and SETTINGS[name].resume != FREE
+
+
+# ---- Choose
+
+
+def read_run(inputs: Inputs, root: Path) -> StoredRun:
+    """Read the config.json of the run that is meant. Raises RunConfigError."""
+    preset = sources.read_preset(inputs.defaults | inputs.explicit, root, [])
+    values, _ = parse(inputs.defaults | preset | inputs.explicit)
+    path = f"{build_config(values).run_folder}/config.json"
+    return StoredRun(path, read_run_config(root / path).get("settings", {}))
+
+
+def choose(inputs: Inputs, run: StoredRun, root: Path) -> SourcedValues:
+    """Return the strongest value of each name that has one."""
+    explicit = inputs.explicit
+    explicit_values, _ = parse(explicit)
+    persisted = add_origin(persisted_settings(run.settings, explicit_values), run.path)
+    if "CARDS" in explicit:  # the plan is of other processes: one for each card
+        persisted.pop("NPROC", None)
+    weaker = inputs.defaults | persisted
+    preset = sources.read_preset(weaker | explicit, root, inputs.problems)
+    chosen = inputs.defaults | preset | persisted | explicit
+    if chosen["PRESET"].text != weaker["PRESET"].text:  # another one is named
+        chosen = weaker | preset | explicit
+    return chosen | take_shape(inputs, chosen, root) | explicit
+
+
+def take_shape(inputs: Inputs, chosen: SourcedValues, root: Path) -> SourcedValues:
+    """Return what INIT_FROM sets: the shape that the run began with, or else that of the folder.
+
+    Nothing is set if the folder is not on this machine, as for a run in a cluster.
+    """
+    folder = chosen.get("INIT_FROM")
+    if folder is None or not is_used("INIT_FROM", inputs.targets):
+        return {}
+    stored = read_run(inputs, root).settings
+    if stored.get("INIT_FROM") == folder.text:
+        names = stored.keys() & {*SHAPE, "TOKENIZER"}
+        texts = {name: format_value(stored[name]) for name in names}
+        return add_origin(texts, "the run's config.json")
+    if (root / folder.text).is_dir():
+        return read_folder(folder, root, inputs.explicit, inputs.problems)
+    if inputs.target in START:
+        inputs.problems.append(explain_missing(folder.text))
+    return {}
+
+
+# ---- Judge
+
+
+def judge(
+    inputs: Inputs, chosen: SourcedValues, run: StoredRun, without: Collection[Check]
+) -> Resolved:
+    """Parse the chosen values, and find all that is wrong with them."""
+    parsed, invalid = parse(chosen)
+    config = build_config(parsed, inputs.target)
+    values = config.values()
+    purpose = find_purpose(inputs.target, config)
+    origins = dict.fromkeys(SETTINGS, DEFAULT)
+    for name in SETTINGS.keys() & chosen.keys():
+        origins[name] = chosen[name].origin
+
+    problems = inputs.problems
+    for name, value in chosen.items():
+        problem = ""
+        if name in inputs.typed:
+            problem = refuse_typed(name, inputs, purpose, values)
+        elif name not in SETTINGS:
+            problem = explain_name(name)
+        if problem:
+            problems.append(f"{name} ({value.origin}): {problem}")
+    mixture = inputs.explicit.get("DATA_MIX")
+    if mixture and config.pretrains_on_data and mixture.text != config.data_mix:
+        problems.append(f"DATA_MIX ({mixture.origin}): Cannot be set together with DATA.")
+    problems += invalid.values()
+    for name, sentence in find_conflicts(config, purpose, invalid, without):
+        problems.append(f"{name}={format_value(values[name])} ({origins[name]}): {sentence}")
+    if inputs.target in CONTINUE and run.settings:
+        now = {}
+        for name in SETTINGS:
+            is_kept = name in invalid or origins[name] in (run.path, DEFAULT)
+            if not is_kept and is_used(name, inputs.targets):
+                now[name] = values[name]
+        refusals, _ = compare_with_stored(run.settings, now)
+        problems += refusals
+    return Resolved(config, origins, SETTINGS.keys() & inputs.explicit, set(invalid), problems, [])
 
 
 def find_purpose(target: str, config: Config) -> str:
@@ -176,50 +304,13 @@ def find_purpose(target: str, config: Config) -> str:
     return target or "check-env"
 
 
-def list_defaults(target: str, defaults: Texts) -> Givens:
-    """Return what takes the place of declared defaults, and the two that name files."""
-    texts = {
-        "PRESET": DEFAULTS["PRESET"],
-        "ENV_FILE": DEFAULTS["ENV_FILE"],
-        **TARGET_DEFAULTS.get(target, {}),
-        **defaults,
-    }
-    return give(texts, DEFAULT)
-
-
-def find_run_config(weakest: Givens, explicit: Givens, root: Path) -> str:
-    """Return the path of config.json in the folder of the run that is meant."""
-    preset = sources.read_preset(weakest | explicit, root, [])
-    values, _ = parse(weakest | preset | explicit)
-    return f"{build_config(values).run_folder}/config.json"
-
-
-# ---- What is used
-
-
-def is_used(name: str, targets: Set[str]) -> bool:
-    """Tell whether one of the targets uses a setting. Without a target, a command uses all."""
-    return not targets or bool(targets & SETTINGS[name].used_by)
-
-
-def is_taken(name: str, targets: Set[str]) -> bool:
-    """Tell whether the value of an environment or env file counts: also where it only finds a run."""
-    return is_used(name, targets) or (SETTINGS[name].finds_run and bool(targets & FIND))
-
-
-def shapes_a_run(name: str, target: str) -> bool:
-    """Tell whether a setting that this target does not use shapes a run: LORA_RANK for make train."""
-    return target in TRAIN and SETTINGS[name].resume != FREE
-
-
-def refuse_typed(
-    name: str, text: str, target: str, targets: Set[str], purpose: str, values: Values
-) -> str:
-    """Say why a name cannot be set on the command line of these targets."""
+def refuse_typed(name: str, inputs: Inputs, purpose: str, values: Values) -> str:
+    """Say why a name cannot be set on the command line of these targets; "" if it can."""
+    targets = inputs.targets
     declared = SETTINGS.get(name)
     users = declared.used_by if declared else VARIABLES.get(name)
     if users is None:
-        return explain_name(name, text)
+        return explain_name(name)
     if declared and declared.secret:
         return "A secret belongs in the environment or in .env."
     readers = targets & users
@@ -230,7 +321,7 @@ def refuse_typed(
         if declared and declared.finds_run and targets & FIND:
             hint = " To find the run of another node or site, set it in the environment or in .env."
         return explain_users(targets, users) + hint
-    if declared and not declared.has_effect(values, target):
+    if declared and not declared.has_effect(values, inputs.target):
         return declared.explain_needs()
     return ""
 
@@ -241,28 +332,50 @@ def explain_users(targets: Set[str], users: Set[str]) -> str:
     return f"Not used by {list_targets(targets)}. Used by: {others}."
 
 
-def find_warnings(environ: Texts, explicit: Givens, ignored: Givens) -> list[str]:
+def find_warnings(environ: Texts, inputs: Inputs, config: Config) -> list[str]:
     """Say what comes from the environment, where nobody sees it, and what is ignored."""
+    explicit, ignored = inputs.explicit, dict(inputs.ignored)
+    values = config.values()
+    for name, value in explicit.items():
+        is_typed = name in inputs.typed or name not in SETTINGS  # and refused
+        if not is_typed and not SETTINGS[name].has_effect(values, inputs.target):
+            ignored[name] = value
     warnings = []
     shown = []
-    for name, given in sorted(explicit.items()):
-        if given.place == ENVIRONMENT and name not in ignored:
-            shown.append(f"{name}={SETTINGS[name].show(given.text)}")
+    for name, value in sorted(explicit.items()):
+        if value.origin == ENVIRONMENT and name not in ignored:
+            shown.append(f"{name}={SETTINGS[name].show(value.text)}")
     if shown:
         warnings.append(f"From the environment: {' '.join(shown)}")
-    used_prompt = is_used("PROMPT", {environ.get("MAKE_TARGET", "")})
-    if environ.get("PROMPT") and "PROMPT" not in explicit and used_prompt:
+    if environ.get("PROMPT") and "PROMPT" not in explicit and is_used("PROMPT", {inputs.target}):
         warnings.append(
             "PROMPT (environment) is not used, since shells export one. Set it as make PROMPT=..."
         )
     for name in sorted(environ.keys() - SETTINGS.keys() - explicit.keys()):
-        meant = find_meant(name, 0.9)
-        if meant and meant not in environ:
-            warnings.append(f"Warning: {name} (environment) is ignored. Did you mean {meant}?")
-    places = [f"{name} ({given.place})" for name, given in ignored.items()]
-    if places:
-        warnings.append(f"Warning: Not used here: {', '.join(places)}.")
+        similar = find_similar_setting(name, 0.9)
+        if similar and similar not in environ:
+            warnings.append(f"Warning: {name} (environment) is ignored. Did you mean {similar}?")
+    if ignored:
+        names = [f"{name} ({value.origin})" for name, value in ignored.items()]
+        warnings.append(f"Warning: Not used here: {', '.join(names)}.")
     return warnings
+
+
+def explain_error(error: Exception) -> str:
+    """Return the text of an error that a command ends with.
+
+    Where settings are wrong, it says of each value in it where this process has it from.
+    """
+    text = str(error)
+    if not isinstance(error, SettingsError):
+        return text
+    try:
+        resolved = resolve()
+    except SettingsError:  # the run's config.json cannot be used: there are no settings
+        return text
+    for problem in error.problems:
+        text = text.replace(problem, resolved.add_origins(problem))
+    return text
 
 
 # ---- For rooms that look at settings

@@ -1,14 +1,12 @@
 """Settings of a run that exists: what a resume takes from it, and what must not change."""
 
-import math
 from pathlib import Path
 from typing import Any
 
 from settings.config import DEFAULTS, SETTINGS, build_config, derive_defaults
 from settings.declare import FREE, FROZEN, SettingsError, Values, format_value
 from settings.json_file import read_object
-from settings.names import CONSTANTS, NAMES
-from settings.sources import give, parse
+from settings.sources import add_origin, parse
 
 
 class RunConfigError(SettingsError):
@@ -43,11 +41,11 @@ def read_run_config(path: Path) -> dict[str, Any]:
 def parse_stored(stored: Values) -> dict[str, Any]:
     """Return the stored values that are valid, and the defaults of the others."""
     texts = {name: format_value(value) for name, value in stored.items()}
-    values, _ = parse(give(texts, ""))
+    values, _ = parse(add_origin(texts, ""))
     return DEFAULTS | values
 
 
-def list_lasting(stored: Values, explicit: Values) -> dict[str, str]:
+def persisted_settings(stored: Values, explicit: Values) -> dict[str, str]:
     """Return the stored settings that hold for a resume too, as text.
 
     A setting without influence on the result is chosen by each command. A default that followed
@@ -57,24 +55,17 @@ def list_lasting(stored: Values, explicit: Values) -> dict[str, str]:
         explicit: values that are set explicitly, by name.
     """
     earlier = parse_stored(stored)
-    before = derive_defaults(earlier)
-    now = derive_defaults(earlier | dict(explicit))
-    lasting = {}
+    derived_before = derive_defaults(earlier)
+    derived_now = derive_defaults(earlier | dict(explicit))
+    persisted = {}
     for name in stored.keys() & SETTINGS.keys():
-        value = stored[name]
-        followed = is_same(earlier[name], before.get(name))
-        if followed and before.get(name) != now.get(name):
-            value = now.get(name)
-        if SETTINGS[name].resume != FREE or name == "PRESET":
-            lasting[name] = format_value(value)
-    return lasting
-
-
-def is_same(before: Any, now: Any) -> bool:
-    """Tell whether two values are equal, up to how earlier versions rounded derived ones."""
-    if isinstance(before, float) and isinstance(now, float):
-        return math.isclose(before, now, rel_tol=1e-11)
-    return bool(before == now)
+        if SETTINGS[name].resume == FREE and name != "PRESET":
+            continue
+        before = derived_before.get(name)
+        now = derived_now.get(name)
+        is_rederived = earlier[name] == before and before != now
+        persisted[name] = format_value(now if is_rederived else stored[name])
+    return persisted
 
 
 def compare_with_stored(stored: Values, now: Values) -> tuple[list[str], dict[str, list[Any]]]:
@@ -90,7 +81,7 @@ def compare_with_stored(stored: Values, now: Values) -> tuple[list[str], dict[st
     for name, value in now.items():
         before = earlier[name]
         resume = SETTINGS[name].resume
-        if resume == FREE or is_same(before, value):
+        if resume == FREE or before == value:
             continue
         if resume == FROZEN:
             started = f"{name}={format_value(before)}"
@@ -100,15 +91,4 @@ def compare_with_stored(stored: Values, now: Values) -> tuple[list[str], dict[st
             )
         else:
             changes[name] = [before, value]
-    alpha = 0.5 if stored.get("SYNC_DELAY") else 0.0
-    for name in NAMES["shaped_a_run"]:
-        constant = CONSTANTS.get(name, alpha)
-        before = stored.get(name)
-        if before in (None, constant):
-            continue
-        started = f"{name}={format_value(before)}"
-        refusals.append(
-            f"The run was started with {started}, but it is always {format_value(constant)} now. "
-            "Finish the run with the version that started it, or choose another RUN_NAME."
-        )
     return refusals, changes

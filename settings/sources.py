@@ -5,11 +5,10 @@
 A run that is resumed also has the settings that it was started with: they come before the preset.
 
 The Makefile passes on the values from its command line in the environment, byte for byte. Their
-names are in MAKE_SETTINGS, the process of make is MAKE_PROCESS, the target is in MAKE_TARGET, and
-all targets of the command line are in MAKE_GOALS. Nothing else reads an env file.
+names are in MAKE_SETTINGS, the target is in MAKE_TARGET, and all targets of the command line are in
+MAKE_GOALS. Nothing else reads an env file.
 """
 
-import contextlib
 import dataclasses
 import glob
 import os
@@ -30,72 +29,64 @@ ENVIRONMENT = "environment"
 
 
 @dataclasses.dataclass(frozen=True)
-class Given:
-    """The text of a value, and where it is, for people: `environment`, or `.env line 3`."""
+class SourcedValue:
+    """The text of a value, and where it comes from: `environment`, or `.env line 3`."""
 
     text: str
-    place: str
+    origin: str
 
 
-Givens = dict[str, Given]
+SourcedValues = dict[str, SourcedValue]  # by name
 
 
-def give(texts: Texts, place: str) -> Givens:
-    """Return the values of a place by name. An empty one counts as not set."""
-    return {name: Given(text, place) for name, text in texts.items() if text}
+def add_origin(texts: Texts, origin: str) -> SourcedValues:
+    """Return the values of one source. An empty one counts as not set."""
+    return {name: SourcedValue(text, origin) for name, text in texts.items() if text}
 
 
-def parse(givens: Givens) -> tuple[dict[str, Any], dict[str, str]]:
+def parse(sourced: SourcedValues) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the values of settings by name, and a sentence for each that is invalid."""
     values = {}
     invalid = {}
     for name, declared in SETTINGS.items():
-        if name not in givens:
+        if name not in sourced:
             continue
-        given = givens[name]
+        text = sourced[name].text
         try:
-            values[name] = declared.parse(given.text)
+            values[name] = declared.parse(text)
         except ValueError as error:
-            invalid[name] = f"{name}={declared.show(given.text)} ({given.place}): {error}"
+            invalid[name] = f"{name}={declared.show(text)} ({sourced[name].origin}): {error}"
     return values, invalid
 
 
-def read_command_line(environ: Texts) -> Givens:
-    """Return what was typed after make, with the blanks at the start of values that make drops."""
+def read_command_line(environ: Texts) -> SourcedValues:
+    """Read what was typed after make."""
     names = environ.get("MAKE_SETTINGS", "").split()
-    texts = {name: environ.get(name, "") for name in names}
-    process = environ.get("MAKE_PROCESS", "none")
-    with contextlib.suppress(OSError):  # not on Linux, or make has ended
-        arguments = os.fsdecode(Path("/proc", process, "cmdline").read_bytes())
-        for argument in arguments.split("\0"):
-            name, _, text = argument.partition("=")
-            if texts.get(name) == text.lstrip():
-                texts[name] = text
-    return give(texts, "command line")
+    return add_origin({name: environ.get(name, "") for name in names}, "command line")
 
 
-def read_environment(environ: Texts) -> Givens:
+def read_environment(environ: Texts) -> SourcedValues:
     """Read what is exported.
 
-    NAME is not read: some systems export one of their own. So do some shells with PROMPT, which under make comes
-    from the command line or the env file.
+    NAME is not read: some systems export one of their own. So do some shells with PROMPT, which under
+    make comes from the command line or the env file.
     """
-    others = {"NAME"}
+    texts = {name: environ.get(name, "") for name in SETTINGS}
+    del texts["NAME"]
     if environ.get("MAKE_TARGET"):
-        others.add("PROMPT")
-    texts = {name: environ.get(name, "") for name in SETTINGS if name not in others}
-    return give(texts, ENVIRONMENT)
+        del texts["PROMPT"]
+    return add_origin(texts, ENVIRONMENT)
 
 
-def read_env_file(named: Given, root: Path, problems: list[str]) -> Givens:
+def read_env_file(named: SourcedValue, root: Path, problems: list[str]) -> SourcedValues:
     """Read the file that ENV_FILE names. Nobody needs to have one."""
     path = root / named.text
-    if named.place == DEFAULT and not os.path.lexists(path):
+    if named.origin == DEFAULT and not os.path.lexists(path):
         return {}
     return read_file(path, named.text, problems, NOT_IN_FILES)
 
 
-def read_preset(stronger: Givens, root: Path, problems: list[str]) -> Givens:
+def read_preset(stronger: SourcedValues, root: Path, problems: list[str]) -> SourcedValues:
     """Read the file that PRESET names."""
     name = stronger["PRESET"].text
     paths = glob.glob(f"{root}/presets/*.env")
@@ -112,36 +103,36 @@ def read_preset(stronger: Givens, root: Path, problems: list[str]) -> Givens:
 
 def read_file(
     path: Path, label: str, problems: list[str], forbidden: Collection[str] = ()
-) -> Givens:
+) -> SourcedValues:
     """Read NAME=value lines. A value is everything after `=`, byte for byte.
 
     Args:
         problems: gets a sentence for all that is wrong.
         forbidden: names that cannot be set here.
     """
-    givens: Givens = {}
+    values: SourcedValues = {}
     for number, line in enumerate(read_lines(path, label, problems), start=1):
         if not line.strip() or line.startswith("#"):
             continue
-        place = f"{label} line {number}"
+        origin = f"{label} line {number}"
         match = ENV_LINE.fullmatch(line)
         if match is None:  # the line is not shown, since it may hold a secret
-            problems.append(f"{place}: Must be NAME=value, without export or blanks.")
+            problems.append(f"{origin}: Must be NAME=value, without export or blanks.")
             continue
         name, text = match.groups()
         is_quoted = text.startswith(("'", '"'))
         problem = ""
         if name in forbidden:
             problem = "Cannot be set in this file, but in the environment."
-        elif name in givens:
-            problem = f"Is already set in {givens[name].place}."
+        elif name in values:
+            problem = f"Is already set in {values[name].origin}."
         elif is_quoted or text != text.strip() or " #" in text:  # which readers take differently
             problem = "Remove what is around the value: quotes, blanks or a comment."
         if problem:
-            problems.append(f"{name} ({place}): {problem}")
+            problems.append(f"{name} ({origin}): {problem}")
             text = ""
-        givens |= give({name: text}, place)
-    return givens
+        values |= add_origin({name: text}, origin)
+    return values
 
 
 def read_lines(path: Path, label: str, problems: list[str]) -> list[str]:

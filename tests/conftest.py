@@ -19,7 +19,6 @@ from _pytest.faulthandler import fault_handler_stderr_fd_key
 
 from hardware import ports
 from settings.config import SETTINGS, Config
-from settings.declare import PLACES
 from tests.shard_folder import write_source
 from train.data import tokenizer
 from train.data.sources.pin import pin
@@ -147,12 +146,6 @@ def same_environment() -> Iterator[None]:
 def same_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     """DTYPE=auto, as the default preset has it, is the same whatever processor runs the tests."""
     monkeypatch.setattr("settings.config.choose_dtype", lambda device: "float32")
-
-
-@pytest.fixture(autouse=True)
-def no_places() -> None:
-    """What an error says of where values come from is not left by an earlier test."""
-    PLACES.clear()
 
 
 @pytest.fixture

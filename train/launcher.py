@@ -34,7 +34,7 @@ from record.exit_codes import (
     describe,
 )
 from record.run_paths import RunPaths, list_checkpoints
-from settings import ROOT, SettingsError
+from settings import ROOT, SettingsError, explain_error
 from settings.checks import PRETRAINING
 from settings.config import Config
 from settings.resolve import name_run, resolve
@@ -302,7 +302,7 @@ def main(words: list[str]) -> int:
             os.environ |= choose_run()
         resolved = resolve(without=PRETRAINING).check()
     except SettingsError as error:
-        complain(str(error))
+        complain(explain_error(error))
         return error.exit_code
     if not words:  # a MODULE prints them itself
         for warning in resolved.warnings:

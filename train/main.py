@@ -25,7 +25,7 @@ from record.exit_codes import (
 from record.run_paths import RunPaths
 from record.status import Status
 from record.trackers.processes import check_trackers
-from settings import ROOT, ExpectedError
+from settings import ROOT, ExpectedError, explain_error, load_config
 from settings.config import Config
 from train import console, loop
 from train.assemble import Attempt, Stopwatch, begin_attempt, build_job
@@ -59,7 +59,7 @@ class Training:
 
     def load_settings(self) -> Config:
         """The settings of this process. Raises SettingsError."""
-        return Config.load()
+        return load_config()
 
     def resolve_from_data(self, config: Config, world: World) -> Config:
         """Add what only the data decide. Raises ExpectedError."""
@@ -164,8 +164,9 @@ def end_training(job: Job, is_done: bool) -> None:
 def explain(process: Process, error: Exception) -> tuple[int, str]:
     """Say why the attempt failed. Returns the exit code and the reason."""
     if isinstance(error, ExpectedError):
-        log.error("%s", error)
-        return error.exit_code, str(error)
+        reason = explain_error(error)
+        log.error("%s", reason)
+        return error.exit_code, reason
     if isinstance(error, RunIsOver):
         log.info("%s", error)
         if process.status:

@@ -18,7 +18,7 @@ from record.exit_codes import BAD_DATA, DONE
 from record.goodput import CATEGORIES
 from record.metrics import duration, figures
 from record.run_paths import RunPaths
-from settings import ROOT, SettingsError
+from settings import ROOT, SettingsError, explain_error, load_config
 from settings.config import Config
 from settings.resolve import show_path
 
@@ -26,7 +26,7 @@ from settings.resolve import show_path
 def main() -> int:
     """Print the table and write the file. Returns the exit code."""
     try:
-        config = Config.load(defaults=choose_run())
+        config = load_config(defaults=choose_run())
         folder = RunPaths.of_node(config, ROOT).folder
         run = add_energy(read_run(folder))
         energy = run.energy
@@ -51,7 +51,7 @@ def main() -> int:
         sys.stderr.write(f"{error}. Check its permissions and the free disk space\n")
         return BAD_DATA
     except (SettingsError, RunError) as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{explain_error(error)}\n")
         return error.exit_code
     sys.stdout.write(f"{run.name}, step {run.columns['step'][-1]:,.0f}: energy of the GPUs\n")
     lines = [describe_steps(columns), *energy.remarks]

@@ -20,7 +20,7 @@ from typing import Any
 from bench.run import machine
 from bench.wan_lab import engine, final_loss, link, ratio, training
 from bench.wan_lab.network import CannotRun, Link, Network, stopping, what_is_missing
-from settings import ROOT, SettingsError
+from settings import ROOT, SettingsError, explain_error, load_config
 from settings.config import Config
 from train.diloco.site_registry import SYNC_STREAMS
 
@@ -83,9 +83,9 @@ def lab(c: Config) -> Path:
 
 def main() -> int:
     try:
-        c = Config.load()
+        c = load_config()
     except SettingsError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{explain_error(error)}\n")
         return 64
     missing = what_is_missing() if set(c.wan_lab.split(",")) - WITHOUT_NETWORK else []
     if missing:

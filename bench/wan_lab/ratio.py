@@ -25,6 +25,7 @@ from doctor.gpu_probe.foreign_load import worst
 from hardware.flops import peak_tflops
 from hardware.model_size import flops_of, parameters
 from plan.fleet import fleet_of
+from settings import load_config
 from settings.config import Config
 
 PRESET = "xlarge-8xa100"
@@ -73,7 +74,7 @@ def compute_s(c: Config, devices: int, device_name: str) -> float | None:
 
 def scaled(smaller: float = 1, slower: float = 1) -> Scaled:
     """The preset as make plan sees it on its cards."""
-    c = Config.load({"PRESET": PRESET})
+    c = load_config({"PRESET": PRESET})
     card = fleet_of(c).slowest(c.dtype)
     step_s = compute_s(c, fleet_of(c).processes, card.names[0])
     assert step_s is not None

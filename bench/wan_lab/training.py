@@ -24,7 +24,7 @@ from bench.wan_lab.network import Link, Network
 from bench.wan_lab.ratio import Scaled, scaled
 from bench.wan_lab.sites import TRAINER, AtSites, at_sites
 from hardware.model_size import parameters
-from settings.config import Config
+from settings import load_config
 
 SITES = 4
 OUTER_EVERY, ROUNDS = 30, 4  # steps from one exchange to the next, and how many there are
@@ -45,7 +45,7 @@ def slower(link: Link, full: Scaled, here: int, step_s: float) -> Link:
 def found(link: Link, folder: Path) -> Iterator[dict[str, Any]]:
     """Runs that are compared, then a site that is killed and one that is cut off."""
     prepare_data(TRAINER)
-    c = Config.load({"PRESET": TRAINER["PRESET"]})
+    c = load_config({"PRESET": TRAINER["PRESET"]})
     steps = OUTER_EVERY * ROUNDS
     diloco = (
         DILOCO | {"MAX_STEPS": str(steps), "SYNC_EVERY": str(OUTER_EVERY)},

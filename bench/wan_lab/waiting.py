@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from doctor.gpu_probe.messages import say
-from settings.config import Config
+from settings import load_config
 from train.diloco import allreduce
 from train.diloco.site import Site
 from train.diloco.site_registry import own_address
@@ -70,7 +70,7 @@ def steps(site: Site, made: int, count: int, wait_s: float) -> dict[str, Any]:
 
 def main(elements: int, wait_s: float, slower: float, settings: dict[str, str]) -> None:
     allreduce.PIECES = round(allreduce.PIECES / slower)
-    c = Config.load(settings)
+    c = load_config(settings)
     torch.set_num_threads(1)
     world = World(0, 0, 0, 1, torch.device("cpu"), "CPU", own_address(c.lighthouse))
     # no site is away here, and so no moments of its optimizer travel

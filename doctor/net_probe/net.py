@@ -21,7 +21,7 @@ from doctor.net_probe import net_nodes
 from plan.network import links
 from plan.network.links import Links, Pair
 from plan.report import table, wrapped
-from settings import SettingsError
+from settings import SettingsError, explain_error
 from settings.addresses import join_address
 from settings.config import Config
 from settings.resolve import resolve
@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
         _, *said = argv
         return in_pod(*said)
     except SettingsError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{explain_error(error)}\n")
         return BAD_SETTING
     except KeyboardInterrupt:
         return TOLD_TO_STOP

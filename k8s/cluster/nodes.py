@@ -22,7 +22,7 @@ from k8s.cluster.kubectl import (
     refusal,
     succeed,
 )
-from settings import SettingsError
+from settings import SettingsError, explain_error
 from settings.config import Config
 
 LABELS = (
@@ -233,7 +233,7 @@ def main() -> int:
         with keeping_to(reach()):
             sys.stdout.write(table(nodes(), c))
     except SettingsError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{explain_error(error)}\n")
         return BAD_SETTING
     except Refused as refused:
         sys.stderr.write(f"{refused.sentence}\n")

@@ -25,7 +25,7 @@ from monitor.gpu_sampler.sampling import ROTATE_BYTES, Sampler
 from record import locks, number_formats
 from record.provenance import boot_id
 from record.run_paths import RunPaths
-from settings import ROOT, SettingsError
+from settings import ROOT, SettingsError, explain_error, load_config
 from settings.config import SETTINGS, Config
 from settings.resolve import show_path
 from settings.visible_gpus import visible_gpus
@@ -87,7 +87,7 @@ class End:
 
 def settings(interval_ms: str | None) -> Config:
     """The settings, with the interval of the command line in the place of INTERVAL_MS. Raises SettingsError."""
-    c = Config.load()
+    c = load_config()
     if interval_ms is None:
         return c
     field = SETTINGS["INTERVAL_MS"]
@@ -170,7 +170,7 @@ def main(argv: list[str]) -> int:
     try:
         c = settings(arguments.interval_ms)
     except SettingsError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{explain_error(error)}\n")
         return 64
     paths, end, run = RunPaths.of_node(c, ROOT), End(), None
     try:

@@ -21,7 +21,7 @@ from plan.planner import Plan, plan
 from plan.published import PUBLISHED
 from plan.report import told, wrapped
 from record import number_formats
-from settings import ROOT
+from settings import ROOT, load_config
 from settings.config import Config
 
 PARAGRAPH = re.compile(r"^(?![#|<])\S.*(?:\n(?![#|<])\S.*)*", re.MULTILINE)  # its lines
@@ -229,7 +229,7 @@ the nodes this is what would meet the two days of the first plan.
 
 def planned_tuning(**settings: str) -> str:
     """As `make plan` says it."""
-    loaded = Config.load(
+    loaded = load_config(
         {"ENV_FILE": "", "RUNS_DIR": "no-runs", "DATA_DIR": "no-data", **settings},
         ROOT,
         {"MASTER_ADDR": "planned"},

@@ -14,12 +14,13 @@ from plan.network.traffic import Sync
 from plan.network.wan import gradient_bytes
 from plan.speed import speed
 from record import number_formats
+from settings import load_config
 from settings.config import Config
 
 
 def configured(**settings: str) -> Config:
     """A preset's settings and these, with no folder of this machine in them."""
-    return Config.load(
+    return load_config(
         {
             "ENV_FILE": "",
             "MASTER_ADDR": "planned",

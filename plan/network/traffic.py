@@ -381,7 +381,7 @@ def pieces_note(c: Config, levels: Sequence[Level], name: str) -> str:
 def buckets(c: Config) -> int:
     """Into how many pieces DistributedDataParallel puts the gradients: weight by weight, as backward comes to them; a
     bucket is closed when it has BUCKET_BYTES, the first with FIRST_BUCKET_BYTES."""
-    assert c.n_kv_head and c.mlp_dim  # filled in by Config.load
+    assert c.n_kv_head and c.mlp_dim  # filled in by load_config
     d, heads = c.n_embd, [c.head_dim] * (2 if c.qk_norm else 0)
     block = [
         d,

@@ -32,7 +32,7 @@ from plan.scaling import loss_of, rule_tokens
 from plan.speed import SHAPE
 from plan.sweep import advice
 from plan.sweep.report_rows import Row, Sweep
-from settings import ROOT, SettingsError
+from settings import ROOT, SettingsError, load_config
 from settings.checks import find_batch_problem
 from settings.config import SETTINGS, Config
 
@@ -181,7 +181,7 @@ def other_presets(c: Config) -> list[Config]:
 def loaded(preset: str, c: Config) -> Config | None:
     files = {"ENV_FILE": c.env_file} if c.env_file != SETTINGS["ENV_FILE"].default else {}
     try:
-        return Config.load({"PRESET": preset, "MASTER_ADDR": "planned"} | files)
+        return load_config({"PRESET": preset, "MASTER_ADDR": "planned"} | files)
     except SettingsError:
         return None
 

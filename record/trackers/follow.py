@@ -23,8 +23,7 @@ from typing import Any
 from record.metrics import GOES_BACK, Record, RecordReader, is_number
 from record.run_paths import RunPaths
 from record.trackers.processes import REPORTED, UPLOAD_S, describe_later
-from settings import ROOT
-from settings.config import Config
+from settings import ROOT, load_config
 from settings.resolve import show_path
 
 # What trackers show, by the keys of a record. Of numbers by source or task, the source or task follows the name.
@@ -102,7 +101,7 @@ class Tracker:
     name: str
 
     def __init__(self) -> None:
-        self.config = Config.load()
+        self.config = load_config()
         self.paths = RunPaths.of_node(self.config, ROOT)
         self.last_sent = -1
         self.outcome = "killed"

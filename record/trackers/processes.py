@@ -23,7 +23,7 @@ from pathlib import Path
 from record.locks import RunFolderError
 from record.run_paths import RunPaths
 from record.trackers.wandb_env import build_environment, find_mode, has_key
-from settings import ROOT, SettingsError
+from settings import ROOT, SettingsError, explain_error, load_config
 from settings.config import Config
 from settings.resolve import show_path
 
@@ -144,7 +144,7 @@ def close_trackers(trackers: Sequence[TrackerProcess], patience_s: float) -> Non
 def main() -> int:
     """Send the run to its trackers from its record, to the end. Returns the exit code."""
     try:
-        c = Config.load()
+        c = load_config()
         check_trackers(c)
         if not list_trackers(c):
             raise SettingsError(
@@ -157,7 +157,7 @@ def main() -> int:
         if not paths.metrics.exists():
             raise RunFolderError(f"There is no run {paths.folder}. `make runs` lists them.")
     except (SettingsError, RunFolderError) as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{explain_error(error)}\n")
         return error.exit_code
     trackers = start_trackers(c, paths, lambda line: sys.stdout.write(f"{line}\n"))
     close_trackers(trackers, 2 * UPLOAD_S)  # they end before that

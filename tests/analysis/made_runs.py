@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from analysis.runs import COLUMNS, Run
-from settings.config import Config
+from settings import load_preset
 
 START = 1.7e9  # 2023-11-14 22:13:20 UTC
 BATCH = 1000  # tokens per step
@@ -50,7 +50,7 @@ def write_run(
     **settings: str,
 ) -> Path:
     """Write the record of a run of 20 steps whose validation loss falls to `final`."""
-    config = Config.of_preset(PRESET="tiny", **settings)
+    config = load_preset(PRESET="tiny", **settings)
     records: list[dict[str, Any]] = [{"event": "start", "step": 0}]
     for step in range(1, 21):
         facts = {"loss": 3 + final / step, "step_ms": step_ms, "tokens_per_s": 1e6 / step_ms}

@@ -13,7 +13,7 @@ from analysis.page.build import write_page
 from analysis.runs import read_run
 from analysis.summary import find_window, smooth
 from record.goodput import Timeline
-from settings.config import Config
+from settings import load_preset
 from tests.analysis import made_runs
 from tests.analysis.made_runs import START, write_run
 from tests.browser import Browser, needs_chromium
@@ -243,7 +243,7 @@ SCROLLING = (
 
 
 def test_header_and_controls_do_not_scroll_inside_a_phone(page):
-    tiny = Config.of_preset(PRESET="tiny").stored()
+    tiny = load_preset(PRESET="tiny").stored()
     page.draw(make_run(settings=tiny), width=390)
     assert page.value(SCROLLING) == []
     assert page.value("getComputedStyle(document.querySelector('.controls')).position") == "static"
@@ -328,7 +328,7 @@ def test_a_page_says_what_was_trained_and_what_words_mean(page):
 
 
 def test_settings_that_differ_and_the_verdict_are_shown(page):
-    tiny = Config.of_preset(PRESET="tiny").stored()
+    tiny = load_preset(PRESET="tiny").stored()
     name = "</script>"
     runs = [make_run(settings=tiny), make_run(name, settings=tiny | {"LEARNING_RATE": 0.5})]
     verdict = SimpleNamespace(rows=[{"": name, "LOSS": "3.1"}], sentences=["<b wins"])

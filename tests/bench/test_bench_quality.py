@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from bench import contest, peers, quality, recipes
+from settings import load_preset
 from settings.config import SETTINGS, Config
 from tests.conftest import TINY
 from train.data import prepare
@@ -159,13 +160,13 @@ def test_schedules_are_laid_out_for_the_steps_that_a_recipe_has() -> None:
         "LEARNING_RATE": "3e-3",
         "MIN_LEARNING_RATE": "3e-4",
     }
-    c = Config.of_preset(**settings)  # a twentieth of it warms up
+    c = load_preset(**settings)  # a twentieth of it warms up
     laid = contest.laid_out(c, "muon", 400)
     assert (laid.last_step, laid.optimizer) == (400, "muon")
     assert lr_at(20, laid) == pytest.approx(3e-3)
     assert lr_at(10, laid) == pytest.approx(1.5e-3)
     assert lr_at(399, laid) > lr_at(400, laid) == pytest.approx(3e-4)
-    wsd = contest.laid_out(Config.of_preset(**settings, LR_SCHEDULE="wsd"), "adamw", 400)
+    wsd = contest.laid_out(load_preset(**settings, LR_SCHEDULE="wsd"), "adamw", 400)
     assert lr_at(320, wsd) == pytest.approx(3e-3)
     assert 3e-3 > lr_at(321, wsd) > lr_at(400, wsd) == pytest.approx(3e-4)
     assert contest.laid_out(dataclasses.replace(c, max_steps=7), "adamw", 400).last_step == 400

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from doctor import before_run
-from settings import ROOT
-from settings.config import Config
+from settings import ROOT, load_preset
 from settings.finding import FAIL, WARN, Finding
 
 
@@ -93,7 +92,7 @@ def test_what_doctor_has_said_the_plan_does_not_repeat(monkeypatch: pytest.Monke
     said = Finding("target-hours", WARN, "by the doctor")
     monkeypatch.setattr(before_run, "quick", lambda c: [said])
     found, planned = before_run.look(
-        Config.of_preset(PRESET="tiny", DEVICE="cpu", TARGET_HOURS="0.00001")
+        load_preset(PRESET="tiny", DEVICE="cpu", TARGET_HOURS="0.00001")
     )
     assert found == [said] and planned.startswith("plan: ")
 
@@ -116,14 +115,14 @@ def test_memory_of_a_gpu_and_of_its_machine_are_two(monkeypatch: pytest.MonkeyPa
     said = [Finding("host-memory", FAIL, "the machine's"), Finding("memory", FAIL, "the card's")]
     monkeypatch.setattr(before_run, "quick", lambda c: said[:1])
     monkeypatch.setattr("plan.fleet.gpus_here", lambda: ("NVIDIA H100 80GB HBM3",))
-    found, _ = before_run.look(Config.of_preset(PRESET="d16-2xh100", MICRO_BATCH_SIZE="128"))
+    found, _ = before_run.look(load_preset(PRESET="d16-2xh100", MICRO_BATCH_SIZE="128"))
     assert [finding.name for finding in found] == ["host-memory", "memory"]
 
 
 def test_an_unknown_card_trains_and_has_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(before_run, "quick", lambda c: [])
     monkeypatch.setattr("plan.fleet.gpus_here", lambda: ("NVIDIA GeForce RTX 3080",))
-    found, planned = before_run.look(Config.of_preset(PRESET="tiny"))
+    found, planned = before_run.look(load_preset(PRESET="tiny"))
     assert found == [] and planned.startswith("plan: n/a: ") and "GeForce RTX 3080" in planned
     monkeypatch.setattr(before_run, "quick", lambda c: [Finding("gpus", FAIL, "none")])
-    assert before_run.look(Config.of_preset(PRESET="tiny"))[1] == ""
+    assert before_run.look(load_preset(PRESET="tiny"))[1] == ""

@@ -264,8 +264,8 @@ def test_the_quick_part_loads_no_torch_and_asks_no_network(
         "import socket, sys\n"
         "def refuse(*_): raise SystemExit('asks a network')\n"
         "socket.create_connection = socket.getaddrinfo = refuse\n"
-        "from settings.config import Config; from doctor.quick import quick\n"
-        "quick(Config.load())\n"
+        "from settings import load_config; from doctor.quick import quick\n"
+        "quick(load_config())\n"
         "sys.exit(str(sorted({'torch', 'numpy', 'tokenizers', 'huggingface_hub'} & sys.modules.keys())))"
     )
     (tmp_path / "env").touch()

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from settings.config import Config
+from settings import load_config
 from tests import running
 from tests.conftest import make_data
 from tests.faults.trial import STEPS, Trial
@@ -76,7 +76,7 @@ AWKWARD = [
 @pytest.mark.fault(30)
 def test_text_with_bom_and_carriage_returns_is_kept_to_the_byte(tmp_path, data):
     texts = [f"abcd {i}" for i in range(30)] + AWKWARD
-    c = Config.load(papers(tmp_path, data, dict(zip(map(str, range(36)), texts, strict=True))))
+    c = load_config(papers(tmp_path, data, dict(zip(map(str, range(36)), texts, strict=True))))
     prepare.prepare(c)
     stored = stored_texts(c, "train") + stored_texts(c, "validation")
     assert sorted(stored) == sorted(texts)

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from finetune.adapter import Adapters
 from finetune.hf_model import Tuned, build
+from settings import load_preset
 from settings.config import Config
 from tests.finetune.making import CHATML, their_tokenizer
 from train.distributed import parallel
@@ -113,7 +114,7 @@ def opened(folder: Path, world: World, **settings: object) -> tuple[Config, Tune
     chosen = {"DTYPE": "float32", "OPTIMIZER": "adamw"} | {
         name: str(value) for name, value in settings.items()
     }
-    c = Config.of_preset(DEVICE="cpu", MODEL=str(folder), **chosen)
+    c = load_preset(DEVICE="cpu", MODEL=str(folder), **chosen)
     sharding = parallel.Sharding(c, world) if parallel.is_split(c, world) else None
     return c, build(folder, c, world.device, sharding, Adapters.of(c))
 
@@ -141,7 +142,7 @@ def as_rank(rank: int, size: int) -> World:
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=os.environ["TEST_PORT"],
     )
-    return distributed.join(Config.of_preset(DEVICE="cpu"), trains=False)
+    return distributed.join(load_preset(DEVICE="cpu"), trains=False)
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ from safetensors import safe_open
 from finetune import chat_eval, questions
 from finetune.questions import Asked
 from record.locks import RunFolderError
+from settings import load_preset
 from settings.config import Config
 from tests.conftest import SHARED
 from tests.export.exported import LLAMA, Run, make_run
@@ -344,7 +345,7 @@ def test_questions_are_fetched_by_one_process_at_a_time(
     real = questions.pinned_files
     monkeypatch.setattr(questions, "pinned_files", pinned_files)
     rows = write_rows(tmp_path / "x.jsonl", [row("Is it?", "Yes."), row("Why?", "I know.")])
-    c = Config.of_preset(DATA_DIR=str(tmp_path / "data"), EVAL_DATA=str(rows))
+    c = load_preset(DATA_DIR=str(tmp_path / "data"), EVAL_DATA=str(rows))
     assert len(questions.sheet_of(c).asked) == 2 and len(held) == 1
 
 
@@ -352,7 +353,7 @@ ASK = """
 import json, sys
 from finetune import questions
 from settings.config import Config
-sheet = questions.sheet_of(Config.load())
+sheet = questions.sheet_of(load_config())
 sys.stdout.write(json.dumps([[one.messages, one.answer, one.options, one.place] for one in sheet.asked] + sheet.report))
 """
 

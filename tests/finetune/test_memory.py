@@ -7,8 +7,7 @@ import torch
 
 from finetune import tuning_job
 from finetune.adapter import Adapters
-from settings import SettingsError
-from settings.config import Config
+from settings import SettingsError, load_preset
 from tests.faults.inject import Fault, faulty
 from tests.finetune.models import models
 from tests.finetune.test_training import chats, env_of, finetune
@@ -28,7 +27,7 @@ def test_weights_that_do_not_fit(
         raise error
 
     monkeypatch.setattr(tuning_job.hf_model, "build", full)
-    c = Config.of_preset(PRESET="finetune", DEVICE="cpu", MODEL=str(models["llama"]))
+    c = load_preset(PRESET="finetune", DEVICE="cpu", MODEL=str(models["llama"]))
     with pytest.raises(
         SettingsError, match=r"its weights, 0\.\d GiB in the files.*PARALLEL=fsdp.*LORA_RANK=16"
     ):

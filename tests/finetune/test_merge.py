@@ -17,7 +17,7 @@ from finetune.adapter import Adapters, adapters_of, in_file, is_adapter
 from finetune.hf_model import Tuned
 from finetune.merge import adapters_in
 from finetune.weights import plain
-from settings.config import Config
+from settings import load_preset
 from tests.finetune.models import classes, models, opened, theirs
 from tests.finetune.test_hf_model import alone, packed
 from tests.finetune.test_training import LORA, chats, env_of, finetune, saved
@@ -155,7 +155,7 @@ def test_what_is_added_is_what_peft_adds(tmp_path: Path, kind: str) -> None:
     else:
         make, config = classes()[kind]
         lm = make(config)
-    c = Config.of_preset(
+    c = load_preset(
         PRESET="finetune", DEVICE="cpu", LORA_RANK="4", LORA_TARGETS="attention,experts"
     )
     adapters = Adapters.of(c)

@@ -12,7 +12,7 @@ from gguf import GGUFReader
 from safetensors.torch import load_file
 
 from finetune import origin
-from settings import SettingsError
+from settings import SettingsError, load_preset
 from settings.config import Config
 from tests.export.exported import LLAMA, make_run
 from tests.faults.hub import REVISION, Hub, Repository, hub
@@ -68,7 +68,7 @@ def test_a_name_on_the_hub_is_brought_once_without_code_and_pickles(
         assert "training: 180 examples" in bring(env, running, tmp_path)
         assert len(running.requests) == before
     assert json.loads((kept / origin.WHOLE).read_text())["commit"] == REVISION
-    assert origin.find(Config.of_preset(MODEL=NAME, DATA_DIR=str(tmp_path / "data"))) == kept
+    assert origin.find(load_preset(MODEL=NAME, DATA_DIR=str(tmp_path / "data"))) == kept
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_a_run_of_ours_is_fine_tuned_and_exported_again(
 
 
 def test_a_run_of_ours_is_read_by_its_export(tmp_path: Path) -> None:
-    c = Config.of_preset(MODEL="mine", RUNS_DIR=str(tmp_path))
+    c = load_preset(MODEL="mine", RUNS_DIR=str(tmp_path))
     with pytest.raises(SettingsError, match="there is no such run"):
         origin.find(c)
     (tmp_path / "mine" / "checkpoints").mkdir(parents=True)
@@ -196,9 +196,7 @@ def test_a_run_of_ours_is_read_by_its_export(tmp_path: Path) -> None:
     (tmp_path / "mine" / "export").mkdir()
     (tmp_path / "mine" / "export" / "config.json").touch()
     assert origin.find(c) == tmp_path / "mine" / "export"
-    assert (
-        origin.find(Config.of_preset(MODEL=str(tmp_path / "mine"))) == tmp_path / "mine" / "export"
-    )
+    assert origin.find(load_preset(MODEL=str(tmp_path / "mine"))) == tmp_path / "mine" / "export"
 
 
 @pytest.mark.parametrize(
@@ -219,7 +217,7 @@ def test_an_export_that_the_run_has_left_behind_is_named(
     for step in (1009, 1012):
         (tmp_path / "mine" / "checkpoints" / f"step_{step:07d}").mkdir(parents=True)
     with caplog.at_level("INFO"):
-        origin.bring(Config.of_preset(MODEL="mine", RUNS_DIR=str(tmp_path)))
+        origin.bring(load_preset(MODEL="mine", RUNS_DIR=str(tmp_path)))
     first, *others = [one.getMessage() for one in caplog.records]
     assert first == f"Loading MODEL=mine from {tmp_path}/mine/export{said}."
     assert others == (

@@ -15,7 +15,7 @@ from finetune.loader import Loader
 from finetune.perplexity import Evaluator, Scored
 from finetune.prepare_data import Data, prepared
 from finetune.tuning_settings import refuse_single_step
-from settings import SettingsError
+from settings import SettingsError, load_preset
 from settings.config import Config
 from tests.finetune.models import models, opened
 from tests.finetune.test_training import chats
@@ -32,7 +32,7 @@ __all__ = ["chats", "models"]  # fixtures
 def settled(
     models: dict[str, Path], chats: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Config, Data]:
-    c = Config.of_preset(
+    c = load_preset(
         PRESET="finetune",
         DEVICE="cpu",
         MODEL=str(models["llama"]),

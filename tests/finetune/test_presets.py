@@ -7,8 +7,7 @@ import torch
 
 from finetune.adapter import Adapters, is_adapter
 from finetune.hf_model import on_meta
-from settings import ROOT
-from settings.config import Config
+from settings import ROOT, load_preset
 
 NAMES = sorted(
     path.stem
@@ -37,7 +36,7 @@ def test_the_labs_values_and_their_arithmetic() -> None:
     pytest.importorskip("peft", reason="make setup-dev installs it")
     from transformers import Glm4MoeConfig
 
-    c, said = Config.of_preset(PRESET=NAMES[1]), header(NAMES[1])
+    c, said = load_preset(PRESET=NAMES[1]), header(NAMES[1])
     assert (c.epochs, c.learning_rate, c.eval_every, c.save_every) == (1, 4e-5, 100, 100)
     assert (c.keep_last, c.checkpoint_mode) == (5, "lite")
     assert c.save_minutes == 24 * 60  # longer than a hundred steps take, so that these alone save
@@ -59,7 +58,7 @@ def test_the_labs_values_and_their_arithmetic() -> None:
 
 
 def test_the_default_takes_small_steps() -> None:
-    c = Config.of_preset(PRESET="finetune")
+    c = load_preset(PRESET="finetune")
     assert (
         c.batch_tokens == header("finetune")["step"] and c.seq_len == header("finetune")["window"]
     )

@@ -46,11 +46,9 @@ every_page = pytest.mark.parametrize("page", PAGES, ids=name_page)
 
 @pytest.fixture(scope="module")
 def names() -> set[str]:
-    """The names in capitals of all sources, without the list of settings that are gone."""
+    """The names in capitals of all sources."""
     found = {*SETTINGS, *VARIABLES}
     for path in list_sources():
-        if path.name == "names.toml":
-            continue
         text = path.read_text(errors="replace")
         found.update(CAPITALS.findall(text))
     return found

@@ -19,7 +19,7 @@ from k8s.cluster.job_spec import (
     shm_gb,
 )
 from record.trackers.processes import check_trackers
-from settings import ROOT, SettingsError
+from settings import ROOT, SettingsError, load_config
 from settings.config import SETTINGS, Config
 from settings.init_from import SHAPE
 from settings.resolve import resolve
@@ -98,12 +98,12 @@ def load(tmp_path: Path) -> Load:
 
 
 def as_a_pod(environment: dict[str, str], tmp_path: Path) -> Config:
-    """The settings that a pod's own Config.load gives: the presets of the repository, and no env file."""
+    """The settings that a pod's own load_config gives: the presets of the repository, and no env file."""
     root = tmp_path / "app"
     root.mkdir(exist_ok=True)
     if not (root / "presets").exists():
         (root / "presets").symlink_to(ROOT / "presets")
-    return Config.load(environment, root)
+    return load_config(environment, root)
 
 
 # ---- The settings of the target
@@ -284,7 +284,7 @@ def test_a_pod_gives_every_setting_the_value_that_was_checked_here(
 def test_a_value_that_is_the_default_wins_over_the_preset_there_too(
     load: Load, tmp_path: Path
 ) -> None:
-    assert Config().eval_every == 1000 and Config.load({"PRESET": "tiny"}, ROOT).eval_every == 200
+    assert Config().eval_every == 1000 and load_config({"PRESET": "tiny"}, ROOT).eval_every == 200
     c = load(PRESET="tiny", DEVICE="cpu", EVAL_EVERY="1000")
     assert as_a_pod(pod_environment(c), tmp_path).eval_every == 1000
 
@@ -354,7 +354,7 @@ def test_online_needs_no_key_here_since_the_secret_has_it(
     assert load(WANDB_MODE="online", WANDB_API_KEY="mine").wandb_api_key == "mine"
     with pytest.raises(SettingsError, match="there is no key"):
         check_trackers(
-            Config.load({"WANDB_MODE": "online", "ENV_FILE": str(tmp_path / "own.env")}, ROOT)
+            load_config({"WANDB_MODE": "online", "ENV_FILE": str(tmp_path / "own.env")}, ROOT)
         )
 
 

@@ -17,11 +17,11 @@ from monitor import expected
 from plan import planner
 from plan.fleet import Fleet
 from record.run_paths import RunPaths
-from settings import ROOT
+from settings import ROOT, load_preset
 from settings.config import Config
 
-D16 = Config.of_preset(PRESET="d16-2xh100")
-XLARGE = Config.of_preset(PRESET="xlarge-8xa100")
+D16 = load_preset(PRESET="d16-2xh100")
+XLARGE = load_preset(PRESET="xlarge-8xa100")
 STARTED = 1_800_000_000.0
 
 
@@ -98,7 +98,7 @@ def write_config(paths: RunPaths, c: Config, device: str, processes: int) -> Non
 def test_a_run_is_planned_as_it_was_begun_and_not_as_settings_are_now(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path / "run")
     write_config(paths, D16, "NVIDIA H100 80GB HBM3", 2)
-    run = expected.of_here(Config.of_preset(PRESET="tiny"), paths)
+    run = expected.of_here(load_preset(PRESET="tiny"), paths)
     assert run.c.n_layer == 16 and run.fleet == fleet("h100-sxm", 2)
 
 
@@ -130,7 +130,7 @@ def test_a_device_that_is_not_known_is_named(tmp_path: Path) -> None:
 
 def test_a_cpu_is_not_measured_for_this(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path / "run")
-    c = Config.of_preset(PRESET="tiny", OPTIMIZER="adamw", RUNS_DIR=str(tmp_path))
+    c = load_preset(PRESET="tiny", OPTIMIZER="adamw", RUNS_DIR=str(tmp_path))
     write_config(paths, c, "CPU", 2)
     run = expected.of_here(c, paths)
     assert run.fleet == Fleet((), 2)
@@ -145,7 +145,7 @@ def test_a_cpu_is_not_measured_for_this(tmp_path: Path) -> None:
     assert found.needs_gib == pytest.approx(16 * parameters(c).total / 2**30)
 
 
-GLM = Config.of_preset(
+GLM = load_preset(
     PRESET="glm-4.5-air-16xh200", MODEL="models/GLM-4.5-Air", NODES="2", MASTER_ADDR="a"
 )
 
@@ -214,7 +214,7 @@ def test_a_torn_config_is_no_config(tmp_path: Path, content: str) -> None:
     paths = RunPaths(tmp_path / "run")
     paths.folder.mkdir()
     paths.config.write_text(content)
-    c = Config.of_preset(PRESET="tiny", DEVICE="cpu", NPROC="2")
+    c = load_preset(PRESET="tiny", DEVICE="cpu", NPROC="2")
     assert expected.of_here(c, paths).fleet == Fleet((), 2)
 
 

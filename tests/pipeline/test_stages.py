@@ -23,7 +23,7 @@ from record import locks
 from record.locks import RunFolderError
 from record.run_paths import RunPaths
 from record.status import Status
-from settings import ROOT, SettingsError, resolve
+from settings import ROOT, SettingsError, load_preset, resolve
 from settings.config import Config
 from settings.finding import FAIL, WARN, Finding
 from tests.running import wait_for
@@ -45,7 +45,7 @@ sys.exit(entry.run_all(run, ready))
 
 def made_run(folder: Path, *commands: str) -> tuple[entry.Run, Ready]:
     """A pipeline whose stages are lines of bash, run in `folder`."""
-    c = Config.of_preset(RUN_NAME="x", RUNS_DIR=str(folder / "runs"))
+    c = load_preset(RUN_NAME="x", RUNS_DIR=str(folder / "runs"))
     stages = [
         Stage(
             key,
@@ -255,7 +255,7 @@ def states(folder: Path, done: bool) -> tuple[State, Stage, Config]:
         frozenset({"LEARNING_RATE", "SEED", "DATA"}),
         trains=True,
     )
-    c = dataclasses.replace(Config.of_preset(), learning_rate=1e-3, data="a.jsonl")
+    c = dataclasses.replace(load_preset(), learning_rate=1e-3, data="a.jsonl")
     state = State(folder)
     state.begin(stage, c, {"MID_DATA": "one"})
     if done:
@@ -325,7 +325,7 @@ def test_the_sample_asks_what_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         )
     ]
     monkeypatch.setattr(inputs.chat_format, "render", lambda v, messages: list(messages[0].text))
-    c, sheet, v = Config.of_preset(PRESET="tiny"), Sheet(asked, 3, []), object()
+    c, sheet, v = load_preset(PRESET="tiny"), Sheet(asked, 3, []), object()
     assert inputs.prompts_of(c, sheet, v, 64) == ["short?", "say"]  # type: ignore[arg-type]
     assert inputs.prompts_of(dataclasses.replace(c, prompt="mine"), sheet, v, 64) == ["mine"]  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match="PROMPT: does not fit into SEQ_LEN=64"):
@@ -346,7 +346,7 @@ def test_memory_of_every_stage_is_asked_for_before_the_first(
 
     monkeypatch.setattr(inputs, "look", look)
     stages = [Stage(key, key, f"x-{key}", {}, (TUNE,), OF_MID) for key in ("mid", "sft", "done")]
-    state, problems, c = State(tmp_path), Problems(), Config.of_preset(PRESET="finetune")
+    state, problems, c = State(tmp_path), Problems(), load_preset(PRESET="finetune")
     state.begin(stages[2], c, {})
     state.end(stages[2], 1.0, 0, {})
     inputs.look_at_tuning(

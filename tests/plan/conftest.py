@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from plan.fleet import Fleet, fleet_of
+from settings import load_config
 from settings.config import Config
 
 XLARGE = {"PRESET": "xlarge-8xa100", "CARDS": "8xa100-80gb-sxm", "MFU": "50"}
@@ -25,7 +26,7 @@ def load(tmp_path: Path) -> Load:
         given: Given = {"ENV_FILE": str(tmp_path / "empty.env"), "MASTER_ADDR": "planned"}
         for more in typed:
             given |= more
-        c = Config.load(given)
+        c = load_config(given)
         return c, fleet_of(c, here=())
 
     return loaded

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from plan.data_wanted import Epochs, epochs, findings, sealed
-from settings import ROOT
+from settings import ROOT, load_config, load_preset
 from settings.config import Config
 from settings.finding import FAIL, WARN
 from tests.conftest import make_data
@@ -19,14 +19,14 @@ from train.data.sources.source import CorpusError
 
 @pytest.fixture
 def xlarge(tmp_path: Path) -> Config:
-    return Config.load(
+    return load_config(
         {"PRESET": "xlarge-8xa100", "ENV_FILE": "", "DATA_DIR": str(tmp_path / "nothing")}
     )
 
 
 def of(tmp_path: Path, **settings: str) -> Config:
     """A run whose shards are random: 16,666 tokens in two, of 10,000 and 6,666."""
-    return Config.load(
+    return load_config(
         {
             "ENV_FILE": "",
             "DATA_MIX": "python-stdlib:1",
@@ -156,7 +156,7 @@ def test_a_source_of_unknown_size_has_no_epochs(tmp_path: Path) -> None:
     (tmp_path / "sources" / "papers.toml").write_text(
         'files = ["papers/*.txt"]\nvalidation_fraction = 0.1\n'
     )
-    c = Config.load(
+    c = load_config(
         {
             "ENV_FILE": "",
             "DATA_MIX": "papers:1",
@@ -173,8 +173,8 @@ def test_a_source_of_unknown_size_has_no_epochs(tmp_path: Path) -> None:
 
 def test_it_needs_neither_torch_nor_a_tokenizer_and_without_shards_no_numpy() -> None:
     code = (
-        "import sys; from plan import data_wanted as data; from settings.config import Config; "
-        "data.epochs(Config.load({'PRESET': 'xlarge-8xa100', 'ENV_FILE': '', 'DATA_DIR': 'no-such-folder'})); "
+        "import sys; from plan import data_wanted as data; from settings import load_config; "
+        "data.epochs(load_config({'PRESET': 'xlarge-8xa100', 'ENV_FILE': '', 'DATA_DIR': 'no-such-folder'})); "
         "sys.exit(bool({'torch', 'tokenizers', 'pyarrow', 'numpy'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
@@ -185,7 +185,7 @@ def test_little_text_of_ones_own_suits_a_smaller_model(tmp_path: Path) -> None:
     path.write_text("line\n" * 70_000)  # 350 kB: about 100,000 tokens, a twentieth of them held out
     settings = {"PRESET": "tiny", "TRAIN_TOKENS": "1224704", "DATA": str(path)}
     settings["DATA_DIR"] = str(tmp_path / "data")
-    c = Config.of_preset(**settings)
+    c = load_preset(**settings)
     (found,) = epochs(c)
     assert found.there_tokens == pytest.approx(95_000)
     (said,) = findings(c, [found])

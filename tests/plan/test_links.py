@@ -13,8 +13,7 @@ from plan.network import links
 from plan.network.links import Flow, Links, Pair
 from plan.planner import plan
 from plan.report import told
-from settings import ROOT
-from settings.config import Config
+from settings import ROOT, load_config
 
 NOON = datetime.datetime(2026, 11, 22, 12, 0).timestamp()
 FAST, SLOW = Pair(0, 1, 0.2, 0.3, 9.0, 20.0), Pair(0, 2, 31.0, 40.0, 0.2, 0.9)
@@ -105,7 +104,7 @@ def test_a_plan_says_who_measured_only_of_what_was(tmp_path: Path) -> None:
     links.write(str(tmp_path), measured(("", ""), (SLOW,)))
 
     def said(**more: str) -> str:
-        c = Config.load(
+        c = load_config(
             {
                 "ENV_FILE": "",
                 "MASTER_ADDR": "planned",
@@ -121,6 +120,6 @@ def test_a_plan_says_who_measured_only_of_what_was(tmp_path: Path) -> None:
     assert "measured on" not in said() and "measured on" not in said(WAN_GBIT="0.9")
     assert "measured on" in said(WAN_GBIT="0.9", WAN_RTT_MS="31")
     c = links.loaded(
-        lambda defaults: Config.load({"ENV_FILE": "", "RUNS_DIR": str(tmp_path)}, defaults=defaults)
+        lambda defaults: load_config({"ENV_FILE": "", "RUNS_DIR": str(tmp_path)}, defaults=defaults)
     )
     assert (c.wan_gbit, c.wan_rtt_ms, c.lan_gbit) == (0.9, 31, 25)

@@ -21,6 +21,7 @@ from plan.memory import (
     largest_micro_batch,
     usable_bytes,
 )
+from settings import load_config
 from settings.checks import find_batch_problem
 from settings.config import Config
 from tests.plan.live import Live, norm_of_gpu
@@ -49,7 +50,7 @@ def small(**changes: Any) -> Config:
 
 
 def preset(name: str, **changes: Any) -> Config:
-    return dataclasses.replace(Config.load({"PRESET": name, "ENV_FILE": ""}), **changes).derived()
+    return dataclasses.replace(load_config({"PRESET": name, "ENV_FILE": ""}), **changes).derived()
 
 
 def tensors(found: Memory) -> float:

@@ -28,7 +28,7 @@ from plan.network.traffic import (
     syncs,
 )
 from plan.network.wan import sync_efficiency
-from settings import SettingsError
+from settings import SettingsError, load_config
 from settings.checks import count_shard_ranks
 from settings.config import Config
 from train.distributed.parallel import Sharding, grad_sync
@@ -38,7 +38,7 @@ from train.model.model import Transformer, build
 
 @pytest.fixture
 def xlarge() -> Config:
-    return Config.load({"PRESET": "xlarge-8xa100", "ENV_FILE": ""})
+    return load_config({"PRESET": "xlarge-8xa100", "ENV_FILE": ""})
 
 
 def card(key: str) -> GpuSpec:
@@ -380,7 +380,7 @@ def test_micro_batches_are_counted_as_the_trainer_makes_them(xlarge: Config) -> 
 
 @pytest.mark.parametrize("preset", ["xlarge-8xa100", "tiny", "d20-2xh100", "gpt2-124m"])
 def test_buckets_are_those_of_torch(preset: str) -> None:
-    c = Config.load({"PRESET": preset, "ENV_FILE": ""})
+    c = load_config({"PRESET": preset, "ENV_FILE": ""})
     with torch.device("meta"):
         weights = [w for w in Transformer(c).parameters() if w.requires_grad]
     found, _ = dist._compute_bucket_assignment_by_size(list(reversed(weights)), [2**20, 25 * 2**20])

@@ -19,8 +19,7 @@ from plan.planner import Held, Plan, plan
 from plan.scaling import effective_tokens, expected_loss
 from plan.storage import Place
 from record.run_paths import RunPaths
-from settings import ROOT
-from settings.config import Config
+from settings import ROOT, load_config
 
 NOW = datetime.datetime(2026, 11, 22, 9, 0)
 RATE = 0.438 * 2 * 989e12 / 2_019_557_376  # tokens/s of d16 on two H100 at 43.8%: 428,987
@@ -32,7 +31,7 @@ def planned(tmp_path: Path) -> Any:
     """A plan of these settings, beside no run and no data."""
 
     def made(**settings: str) -> Plan:
-        c = Config.load(
+        c = load_config(
             {
                 "ENV_FILE": "",
                 "MASTER_ADDR": "planned",

@@ -1,5 +1,6 @@
 """What a preset says of itself at its top is what the code builds from it."""
 
+import functools
 import re
 
 import pytest
@@ -8,8 +9,7 @@ import torch
 from hardware.flops import flops_per_token
 from plan.fleet import fleet_of
 from plan.memory import memory
-from settings import ROOT
-from settings.config import Config
+from settings import ROOT, load_config, load_preset
 from train.model.model import Transformer, matmul_weights
 
 # Preset -> its cards, and the peak of one of them by its data sheet, in bfloat16.
@@ -29,7 +29,7 @@ def read_preset(name):
 
 
 def test_tiny_is_the_recipe_whose_figures_readme_and_decision_give():
-    c = Config.of_preset(DEVICE="cpu")
+    c = load_preset(DEVICE="cpu")
     recipe = (c.optimizer, c.qk_norm, c.learning_rate, c.min_learning_rate, c.seed)
     assert recipe == ("muon", True, 1e-2, 0, 1337)
     assert (c.train_tokens, c.batch_tokens, c.save_minutes) == (4_000_000, 4096, 1)
@@ -52,7 +52,7 @@ def load(tmp_path):
     (tmp_path / "empty.env").touch()
 
     def loaded(name, **settings):
-        return Config.load({"PRESET": name, "ENV_FILE": str(tmp_path / "empty.env")} | settings)
+        return load_config({"PRESET": name, "ENV_FILE": str(tmp_path / "empty.env")} | settings)
 
     return loaded
 
@@ -148,18 +148,19 @@ def test_a_depth_fixes_the_rest(load, name):
 
 
 def test_a_preset_as_it_stands_takes_nothing_from_a_user(tmp_path, monkeypatch):
-    monkeypatch.setattr("settings.config.ROOT", tmp_path)
+    load_here = functools.partial(load_config, root=tmp_path)
+    monkeypatch.setattr("settings.resolve.load_config", load_here)
     (tmp_path / "presets").mkdir()
     (tmp_path / "presets" / "tiny.env").write_text("SEED=2\n")
     (tmp_path / ".env").write_text("SEED=3\nN_LAYER=7\n")
     monkeypatch.setenv("SEED", "4")
-    c = Config.of_preset(PRESET="tiny", N_HEAD="2")
+    c = load_preset(PRESET="tiny", N_HEAD="2")
     assert (c.seed, c.n_layer, c.n_head) == (2, 4, 2)
 
 
 def test_the_first_run_is_the_one_that_was_measured() -> None:
     """docs/decisions/0031-first-run.md and the README have its figures: change them together."""
-    config = Config.of_preset(PRESET="tiny").values()
+    config = load_preset(PRESET="tiny").values()
     measured = {
         "OPTIMIZER": "muon",
         "LEARNING_RATE": 1e-2,

@@ -13,8 +13,7 @@ from plan.report import brief, clock, entry, findings, rate, table, told
 from plan.storage import Place
 from record.metrics import SCHEMA, to_json
 from record.run_paths import RunPaths
-from settings import ROOT
-from settings.config import Config
+from settings import ROOT, load_config
 from settings.finding import FAIL, WARN, Finding
 
 NOW = datetime.datetime(2026, 11, 22, 9, 0)
@@ -56,7 +55,7 @@ SHOWN = [
 @pytest.fixture
 def planned(tmp_path: Path) -> Any:
     def made(places: tuple[Place, ...] = (), **settings: str) -> Plan:
-        c = Config.load(
+        c = load_config(
             {
                 "ENV_FILE": "",
                 "MASTER_ADDR": "planned",
@@ -112,7 +111,7 @@ def test_it_is_one_screen(planned: Any, settings: dict[str, str]) -> None:
 @pytest.mark.parametrize("settings", SHOWN, ids=lambda settings: " ".join(settings.values()))
 def test_every_setting_that_is_named_exists(planned: Any, settings: dict[str, str]) -> None:
     named = set(re.findall(r"\b([A-Z][A-Z0-9_]{3,})=", told(planned(**settings))))
-    assert named <= set(Config.load({"ENV_FILE": ""}).stored()) | {
+    assert named <= set(load_config({"ENV_FILE": ""}).stored()) | {
         "HF_TOKEN",
         "WANDB_API_KEY",
         "PROBE",

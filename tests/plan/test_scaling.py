@@ -7,8 +7,7 @@ import pytest
 
 from plan import scaling
 from plan.scaling import LAW, Law
-from settings import ROOT
-from settings.config import Config
+from settings import ROOT, load_config, load_preset
 
 CHINCHILLA = 70e9, 1.4e12  # Hoffmann et al. 2022: the model that they trained
 GOPHER_FLOPS = 5.76e23  # the compute that it had
@@ -110,8 +109,8 @@ def test_what_a_runs_tokens_are_worth(tmp_path: Path) -> None:
     it."""
     (tmp_path / "empty.env").touch()
     source, unique = "usmle", 1_960_000
-    c = Config.load({"PRESET": "xlarge-8xa100", "ENV_FILE": str(tmp_path / "empty.env")})
-    other = Config.load(
+    c = load_config({"PRESET": "xlarge-8xa100", "ENV_FILE": str(tmp_path / "empty.env")})
+    other = load_config(
         {
             "PRESET": "xlarge-8xa100",
             "ENV_FILE": str(tmp_path / "empty.env"),
@@ -135,7 +134,7 @@ def test_sources_that_do_not_say_how_many_tokens_they_have_count_as_new(tmp_path
         )
     )
     (tmp_path / "empty.env").touch()
-    c = Config.load(
+    c = load_config(
         {
             "PRESET": "xlarge-8xa100",
             "ENV_FILE": str(tmp_path / "empty.env"),
@@ -161,9 +160,9 @@ def test_the_labs_runs_lie_as_the_law_says_they_should() -> None:
 def test_a_run_s_loss_is_that_of_a_model_and_tokens_that_the_law_knows() -> None:
     """By hand for d16: 1.8172 + 482.01 / 336,630,784^0.3478 + 2085.43 / 6,710,886,400^0.3658; of one step it would have
     19.2, above the ln 65,536 = 11.1 of a guess."""
-    d16 = scaling.loss_of(Config.of_preset(PRESET="d16-2xh100"))
+    d16 = scaling.loss_of(load_preset(PRESET="d16-2xh100"))
     assert d16 == pytest.approx(
         1.8172 + 482.01 / 336_630_784**0.3478 + 2085.43 / 6_710_886_400**0.3658
     )
-    assert scaling.loss_of(Config.of_preset(PRESET="d16-2xh100", MAX_STEPS="1")) is None
-    assert scaling.loss_of(Config.of_preset(PRESET="tiny")) is None
+    assert scaling.loss_of(load_preset(PRESET="d16-2xh100", MAX_STEPS="1")) is None
+    assert scaling.loss_of(load_preset(PRESET="tiny")) is None

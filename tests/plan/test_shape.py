@@ -10,8 +10,7 @@ import torch
 from plan.finetuning.hf_shape import KINDS, MIXTURES, UnknownShape, shape_of
 from plan.finetuning.tuned import tuned_of
 from plan.published import PUBLISHED, of_preset, published
-from settings import SettingsError
-from settings.config import Config
+from settings import SettingsError, load_preset
 
 SMALL = {
     "vocab_size": 400,
@@ -73,13 +72,13 @@ def test_parameters_adapters_and_work_are_those_of_transformers_and_peft(number:
     )  # of whose logits plan/finetuning/tuned_memory.py has chunks only
     lm = made(number)
     assert shape.total == sum(weight.numel() for weight in lm.parameters())
-    c = Config.of_preset(PRESET="finetune")
+    c = load_preset(PRESET="finetune")
     t = tuned_of(c, shape)
     assert (t.flops(), t.flops(causal=True)) == pytest.approx(flops(Tuned(lm, torch.float32), c))
     assert t.trained_tensors == len(list(lm.parameters()))
     for targets in TARGETS:
         c, lm = (
-            Config.of_preset(PRESET="finetune", LORA_RANK="4", LORA_TARGETS=targets),
+            load_preset(PRESET="finetune", LORA_RANK="4", LORA_TARGETS=targets),
             made(number),
         )
         adapters = Adapters.of(c)

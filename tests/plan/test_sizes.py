@@ -7,7 +7,7 @@ import torch
 
 from hardware.flops import flops_per_token
 from hardware.model_size import flops_of, parameters
-from settings import ROOT
+from settings import ROOT, load_config
 from settings.config import Config
 from train.model.model import Transformer, matmul_weights
 
@@ -27,7 +27,7 @@ OTHERS = [
 
 @pytest.mark.parametrize(
     "c",
-    [Config.load({"PRESET": name, "ENV_FILE": ""}) for name in PRESETS]
+    [load_config({"PRESET": name, "ENV_FILE": ""}) for name in PRESETS]
     + [dataclasses.replace(Config(), **changes).derived() for changes in OTHERS],
     ids=PRESETS + [str(changes) for changes in OTHERS],
 )

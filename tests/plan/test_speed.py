@@ -8,7 +8,7 @@ import pytest
 from plan.fleet import Fleet, fleet_of
 from plan.measured import Probe, Step, shape_of
 from plan.speed import ASSUMED, SHARE_ON_CPU, speed
-from settings import ROOT
+from settings import ROOT, load_preset
 from settings.config import Config
 
 PRESETS = sorted(
@@ -19,7 +19,7 @@ PRESETS = sorted(
 
 
 def configured(**settings: str) -> Config:
-    return Config.of_preset(**settings)
+    return load_preset(**settings)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from hardware.gpu_specs import load_gpu_specs
 from plan import storage
 from plan.measured import Probe, of_card
 from plan.run_so_far import begun
-from settings import ROOT
+from settings import ROOT, load_config
 from settings.config import Config
 from tests.conftest import make_data
 from tests.train.checkpoint.test_checkpoint import save, trained
@@ -29,7 +29,7 @@ LAB_S = 12 * 1_336_248_320  # float32 weights and two moments of the lab's model
 
 @pytest.fixture
 def xlarge(tmp_path: Path) -> Config:
-    return Config.load(
+    return load_config(
         {
             "PRESET": "xlarge-8xa100",
             "ENV_FILE": "",
@@ -140,7 +140,7 @@ def test_a_source_of_unknown_size_is_named_and_counts_nothing(tmp_path: Path) ->
     (tmp_path / "sources" / "papers.toml").write_text(
         'files = ["papers/*.txt"]\nvalidation_fraction = 0.1\n'
     )
-    c = Config.load({"ENV_FILE": "", "DATA_DIR": str(tmp_path), "DATA_MIX": "papers:1"})
+    c = load_config({"ENV_FILE": "", "DATA_DIR": str(tmp_path), "DATA_MIX": "papers:1"})
     assert (storage.disk_of_shards(c), storage.disk_of_downloads(c), storage.unknown(c)) == (
         0,
         0,
@@ -262,7 +262,7 @@ from k8s.cluster import where
 from plan import __main__; from plan import run_so_far as begun; from plan import this_machine as here; from plan import measured as probe
 from hardware.gpu_specs import load_gpu_specs
 from settings.config import Config
-c = Config.load()
+c = load_config()
 __main__.main(), before_run.main([])   # what they import may lie where only this user may read
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 assert begun.begun(c) is None and probe.of_card(c, load_gpu_specs()["t4"]) is None

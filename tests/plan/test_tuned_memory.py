@@ -12,6 +12,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from plan.finetuning.hf_shape import shape_of
 from plan.finetuning.tuned import Tuned, tuned_of
 from plan.finetuning.tuned_memory import PARTS, at_evaluation, case, held, memory
+from settings import load_preset
 from settings.config import Config
 from tests.plan.live import Live
 from train.distributed import parallel
@@ -53,7 +54,7 @@ def configuration(kind: str) -> Any:
 
 def settings(**more: str) -> Config:
     """Steps of two micro-batches of 8 x 128 tokens."""
-    return Config.of_preset(
+    return load_preset(
         **{
             "PRESET": "finetune",
             "DEVICE": "cpu",

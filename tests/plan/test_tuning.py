@@ -15,8 +15,7 @@ from plan.finetuning import tuned_report, tuning
 from plan.finetuning.tuned_memory import memory
 from plan.fleet import fleet_of
 from plan.published import PUBLISHED
-from settings import ROOT, SettingsError
-from settings.config import Config
+from settings import ROOT, SettingsError, load_config
 
 LLAMA = {
     "model_type": "llama",
@@ -40,7 +39,7 @@ OF_HUB = {
 
 def planned(**settings: str) -> tuning.Tuning:
     c = tuning.in_nodes(
-        Config.load(
+        load_config(
             {"ENV_FILE": "", **settings}, ROOT, {"MASTER_ADDR": "planned"}, without=tuning.NOT_ASKED
         )
     )

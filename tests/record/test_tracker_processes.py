@@ -146,7 +146,7 @@ from record.run_paths import RunPaths
 from record.trackers.processes import start_trackers
 from settings import ROOT
 from settings.config import Config
-c = Config.load()
+c = load_config()
 paths = RunPaths.of_node(c, ROOT)
 start_trackers(c, paths, print)
 sys.stdin.readline()

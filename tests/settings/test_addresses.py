@@ -2,6 +2,7 @@
 
 import pytest
 
+from settings import load_preset
 from settings.addresses import join_address
 from settings.config import Config
 from settings.declare import SettingsError
@@ -19,7 +20,7 @@ from tests.settings.test_declarations import is_accepted
     ],
 )
 def test_an_address_has_a_host_and_a_port(address, host, port):
-    config = Config.of_preset(NODES="2", MASTER_ADDR=address)
+    config = load_preset(NODES="2", MASTER_ADDR=address)
     assert (config.master_host, config.master_port) == (host, port)
     again = Config(master_addr=join_address(host, port))
     assert (again.master_host, again.master_port) == (host, port)
@@ -34,4 +35,4 @@ def test_ports_are_those_that_anybody_may_listen_on():
 @pytest.mark.parametrize("address", ["a:", ":4000", "a:80", "a:65536", "x:1:2", "a b", "[a]:4000"])
 def test_what_is_no_address_is_refused_by_name(address):
     with pytest.raises(SettingsError, match="MASTER_ADDR="):
-        Config.of_preset(NODES="2", MASTER_ADDR=address)
+        load_preset(NODES="2", MASTER_ADDR=address)

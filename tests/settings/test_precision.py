@@ -4,8 +4,7 @@ import os
 
 import pytest
 
-from settings import precision, visible_gpus
-from settings.config import Config
+from settings import load_preset, precision, visible_gpus
 from settings.precision import choose_dtype, read_cpu_flags
 
 FLAGS = "processor\t: 0\nflags\t\t: fpu avx2 {}\nbugs\t: x\n\nprocessor\t: 1\nflags\t: fpu\n"
@@ -67,7 +66,7 @@ def test_bfloat16_is_chosen_where_what_computes_has_units_for_it(
     monkeypatch.setattr(precision, "read_cpu_flags", lambda: flags)
     monkeypatch.setattr("settings.config.choose_dtype", choose_dtype)
     precision.read_capabilities.cache_clear()
-    config = Config.of_preset(DTYPE="auto", DEVICE=device)
+    config = load_preset(DTYPE="auto", DEVICE=device)
     precision.read_capabilities.cache_clear()
     assert config.dtype == dtype
     assert config.stored()["DTYPE"] == dtype  # what a run keeps, wherever it is resumed

@@ -7,9 +7,10 @@ import shutil
 
 import pytest
 
-from settings import ROOT, Config, SettingsError
+from settings import ROOT, Config, SettingsError, explain_error, load_config
 from settings.config import SETTINGS
 from settings.resolve import resolve
+from settings.resume import RunConfigError
 
 SECRET = "hf_AbCdEfGh123"
 
@@ -130,7 +131,7 @@ def test_a_near_miss_in_the_environment_is_a_warning(root, name):
     warning = f"Warning: {name} (environment) is ignored. Did you mean LEARNING_RATE?"
     assert resolved.problems == [] and resolved.warnings == [warning]
     with pytest.raises(SettingsError) as error:  # also where something else is wrong
-        Config.load({**environ, "N_LAYER": "x"}, root)
+        load_config({**environ, "N_LAYER": "x"}, root)
     assert str(error.value).splitlines()[1:3] == [warning, "Invalid setting:"]
 
 
@@ -269,28 +270,46 @@ def test_each_line_of_env_example_uncommented_changes_nothing(root):
 
 # ---- Where the values in an error come from
 
-PLACES = {
-    "SEED=7": "environment",
-    "LEARNING_RATE=0.5": "command line",
-    "WEIGHT_DECAY=0.25": ".env line 1",
-    "OPTIMIZER=muon": "presets/tiny.env line 1",
-    "EPOCHS=1": "default",
-}
 
-
-def test_an_error_that_is_found_later_names_the_source_of_each_value(tmp_path, monkeypatch):
-    (tmp_path / "presets").mkdir()
-    (tmp_path / "presets/tiny.env").write_text("OPTIMIZER=muon\n")
-    (tmp_path / ".env").write_text("WEIGHT_DECAY=0.25\n")
-    environ = {"SEED": "7", "LEARNING_RATE": "0.5", "MAKE_SETTINGS": "LEARNING_RATE"}
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.delenv("MAKE_TARGET", raising=False)
-    Config.load(root=tmp_path)
-    for given, place in PLACES.items():
+def test_an_error_that_is_found_later_names_the_source_of_each_value(root, monkeypatch):
+    """Each NAME=value that the process has, unless the sentence says already where it is from."""
+    (root / "presets/tiny.env").write_text("OPTIMIZER=muon\n")
+    resolved = read(root, "WEIGHT_DECAY=0.25\n", SEED="7", **typed(LEARNING_RATE="0.5"))
+    monkeypatch.setattr("settings.resolve.resolve", lambda: resolved)
+    origins = {
+        "SEED=7": "environment",
+        "LEARNING_RATE=0.5": "command line",
+        "WEIGHT_DECAY=0.25": ".env line 1",
+        "OPTIMIZER=muon": "presets/tiny.env line 1",
+        "EPOCHS=1": "default",
+    }
+    for given, origin in origins.items():
         name = given.partition("=")[0]
-        assert str(SettingsError([f"{given}: Wrong."])).endswith(f"Wrong. [{name}: {place}]")
-    both = SettingsError(["SEED=7: Must not be EPOCHS=1, for example SEED=8."])
-    assert str(both).endswith("SEED=8. [SEED: environment, EPOCHS: default]")
-    said_already = SettingsError(["SEED=7 (environment): Wrong."])
-    assert str(said_already).endswith("Wrong.")
+        text = explain_error(SettingsError([f"{given}: Wrong."]))
+        assert text == f"Invalid setting:\n    {given}: Wrong. [{name}: {origin}]"
+    both = SettingsError(["SEED=7: Must not be EPOCHS=1, for example SEED=8.", "MODEL: Wrong."])
+    assert explain_error(both).splitlines() == [
+        "Invalid settings:",
+        "    SEED=7: Must not be EPOCHS=1, for example SEED=8. [SEED: environment, EPOCHS: default]",
+        "    MODEL: Wrong.",
+    ]
+    assert explain_error(SettingsError(["SEED=7 (environment): Wrong."])).endswith("Wrong.")
+    assert explain_error(ValueError("SEED=7: Wrong.")) == "SEED=7: Wrong."
+
+
+def test_an_error_of_another_rank_names_sources_too(monkeypatch):
+    """train/distributed/world.py makes it without the constructor."""
+    monkeypatch.setattr("settings.resolve.resolve", lambda: resolve({"SEED": "7", "ENV_FILE": ""}))
+    error = SettingsError.__new__(SettingsError)
+    error.args = ("rank 1: Invalid setting:\n    SEED=7: Wrong.",)
+    error.problems = ["SEED=7: Wrong."]
+    assert explain_error(error) == f"{error.args[0]} [SEED: environment]"
+
+
+def test_where_the_run_cannot_be_read_an_error_is_printed_as_it_is(monkeypatch):
+    def refuse():
+        raise RunConfigError(["runs/r/config.json: is empty."])
+
+    monkeypatch.setattr("settings.resolve.resolve", refuse)
+    assert explain_error(SettingsError(["SEED=7: Wrong."])).endswith("SEED=7: Wrong.")
+    assert explain_error(RunConfigError(["r: is empty."])) == "r: is empty."

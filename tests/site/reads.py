@@ -2,11 +2,12 @@
 
 import os
 import sys
+from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
 VARIABLE = "RECORD_READS"
-SETTINGS_ROOM = "/settings/"
+SETTINGS_ROOM = f"{Path(__file__).parents[2]}/settings/"
 
 
 def install(resolve: ModuleType) -> None:
@@ -22,7 +23,9 @@ def install(resolve: ModuleType) -> None:
     def record(name: str, frame: FrameType | None) -> None:
         # What the settings room reads itself, to check, store, compare or print it, does not count,
         # but what it computes for others does.
-        while frame and (SETTINGS_ROOM in frame.f_code.co_filename or frame.f_globals is globals()):
+        while frame and (
+            frame.f_code.co_filename.startswith(SETTINGS_ROOM) or frame.f_globals is globals()
+        ):
             if frame.f_code.co_name not in ("micro_batch", "read", *properties):
                 return
             frame = frame.f_back

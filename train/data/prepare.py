@@ -27,7 +27,7 @@ from pathlib import Path
 from record import number_formats
 from record.durable import make_printable, write_whole
 from record.locks import take_lock
-from settings import SettingsError
+from settings import SettingsError, explain_error, load_config
 from settings.config import Config
 from train.console import for_terminals, start_logging
 from train.data import data_paths
@@ -427,7 +427,7 @@ def main(argv: Sequence[str]) -> int:
     start_logging()
 
     def work() -> None:
-        config = Config.load()
+        config = load_config()
         if "verify" in argv:
             verify(config)
         else:
@@ -441,7 +441,7 @@ def exit_code(action: Callable[[], None]) -> int:
     try:
         action()
     except SettingsError as error:
-        log.error("%s", error)
+        log.error("%s", explain_error(error))
         return error.exit_code
     except (CorpusError, TokenizerError, DataError) as error:
         log.error("%s", error)

@@ -21,7 +21,7 @@ from typing import Any
 
 from record.exit_codes import BAD_DATA, BAD_SETTING, DONE, INTERRUPTED
 from record.run_paths import RunPaths
-from settings import ROOT, SettingsError
+from settings import ROOT, SettingsError, explain_error, load_config
 from settings.addresses import is_loopback, join_address, split_address
 from settings.config import Config
 from train import timeouts
@@ -42,11 +42,11 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     try:
-        config = Config.load()
+        config = load_config()
         since_ns = mark_begin() if in_pod() else 0
         servers = serve(config)
     except SettingsError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{explain_error(error)}\n")
         return BAD_SETTING
     code = DONE
     if in_pod():

@@ -36,7 +36,7 @@ from settings.config import DEFAULTS, SETTINGS, Config, build_config
 from settings.declare import FREE, format_value
 from settings.init_from import SHAPE, explain_missing, parse_shape
 from settings.resolve import find_explicit, name_run, resolve, show_path
-from settings.sources import give, parse
+from settings.sources import add_origin, parse
 from train.checkpoint import checkpoint
 from train.checkpoint.find import committed, find_latest, folder_of
 from train.checkpoint.identity import check_identity
@@ -274,7 +274,7 @@ def find_export(config: Config, paths: RunPaths, stored: Config, given: Collecti
 def settings_of_run(paths: RunPaths, before: dict[str, Any]) -> Config:
     """Return the settings in a run's config.json, with defaults for newer ones. Raises RunFolderError."""
     texts = {name: format_value(value) for name, value in before["settings"].items()}
-    values, invalid = parse(give(texts, ""))
+    values, invalid = parse(add_origin(texts, ""))
     for name in invalid:
         raise RunFolderError(
             f"{paths.config}: {name} has a value that this version does not accept. Correct it there, "

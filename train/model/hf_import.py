@@ -30,8 +30,8 @@ from settings.init_from import (
     ForeignError,
     explain_missing,
     find_contradictions,
+    parse_shape,
     read_json,
-    read_shape,
 )
 from train.data.sources.content import digest_of, looks_like
 from train.distributed.world import together
@@ -63,7 +63,7 @@ def check(folder: Path | str, config: Config) -> None:
     if not path.is_dir():
         raise SettingsError([explain_missing(str(folder))])
     stored = tensors(path)
-    shape, complaints = read_shape(path)
+    shape, complaints = parse_shape(read_json(path / "config.json"))
     values = config.values()
     problems = []
     for name, sentence in find_contradictions(str(folder), shape, values).items():

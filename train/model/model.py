@@ -145,7 +145,7 @@ class MLP(nn.Module):
 
     def __init__(self, c: Config):
         super().__init__()
-        assert c.mlp_dim is not None  # filled in by Config.load
+        assert c.mlp_dim is not None  # filled in by load_config
         self.gate_proj = Linear(c.n_embd, c.mlp_dim)
         self.up_proj = Linear(c.n_embd, c.mlp_dim)
         self.down_proj = Linear(c.mlp_dim, c.n_embd)

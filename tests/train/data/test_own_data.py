@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from plan import data_wanted
-from settings import SettingsError
-from settings.config import SETTINGS, Config
+from settings import SettingsError, load_config, load_preset
+from settings.config import SETTINGS
 from settings.finding import FAIL, WARN
 from tests.faults.hub import Repository, hub
 from tests.running import ROOT
@@ -37,21 +37,21 @@ from train.data.sources.source import CorpusError
     ],
 )
 def test_a_run_is_named_after_its_data(data, name):
-    config = Config.of_preset(PRESET="tiny", DATA=data)
+    config = load_preset(PRESET="tiny", DATA=data)
     assert (config.run_name, config.mixture) == (f"tiny-{name}", {name: 1})
-    assert Config.of_preset(PRESET="tiny", DATA=data, RUN_NAME="mine").run_name == "mine"
+    assert load_preset(PRESET="tiny", DATA=data, RUN_NAME="mine").run_name == "mine"
     source = source_of(config, name)
     assert source.place and source.name == name
-    assert Config.of_preset(DATA="papers/").data == "papers"  # as a shell completes it
+    assert load_preset(DATA="papers/").data == "papers"  # as a shell completes it
 
 
 def test_data_is_of_fine_tuning_with_a_model_and_never_beside_a_mixture():
     for settings in ({"MODEL": "m"}, {"PRESET": "finetune"}):
-        config = Config.of_preset(**{"PRESET": "tiny", "DATA": "chats.jsonl"} | settings)
+        config = load_preset(**{"PRESET": "tiny", "DATA": "chats.jsonl"} | settings)
         assert not config.pretrains_on_data
         assert config.run_name == config.preset
     with pytest.raises(SettingsError, match=r"DATA_MIX \(environment\): .* together with DATA\."):
-        Config.of_preset(DATA="a.txt", DATA_MIX="usmle:1")
+        load_preset(DATA="a.txt", DATA_MIX="usmle:1")
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def make(tmp_path, caplog):
     def make(data, **more):
         caplog.clear()
         settings = {"DATA": str(data), "DATA_DIR": str(tmp_path / "data"), "VOCAB_SIZE": "300"}
-        config = Config.of_preset(**settings | more)
+        config = load_preset(**settings | more)
         with caplog.at_level(logging.INFO):
             code = prepare.exit_code(lambda: prepare.prepare(config, whole=True))
         return code, caplog.text, config
@@ -133,13 +133,13 @@ def test_a_text_of_few_words_shrinks_the_vocabulary_that_the_preset_chose(
     for _ in range(2):
         assert prepare.main(["data"]) == 0
     assert caplog.text.count("few different words: VOCAB_SIZE=") == 1
-    config = fit_vocabulary(Config.load())
+    config = fit_vocabulary(load_config())
     size = prepare.vocabulary(config).size
-    assert config.vocab_size == size < Config.load().vocab_size == 4096
+    assert config.vocab_size == size < load_config().vocab_size == 4096
     assert data_wanted.epochs(config)[0].counted and shards_of(config).ended
     monkeypatch.setenv("VOCAB_SIZE", "4096")
     assert prepare.main(["data"]) == 78 and f"set VOCAB_SIZE={size}" in caplog.text
-    assert fit_vocabulary(Config.load()).vocab_size == 4096
+    assert fit_vocabulary(load_config()).vocab_size == 4096
     monkeypatch.setenv("VOCAB_SIZE", str(size))
     assert prepare.main(["data"]) == 0
 
@@ -149,7 +149,7 @@ def test_the_plan_says_what_data_is_before_how_often_it_would_be_repeated(tmp_pa
     path = tmp_path / "chats.jsonl"
     path.write_text(json.dumps(chat) + "\n")
     with pytest.raises(CorpusError, match="They are for fine-tuning"):
-        data_wanted.epochs(Config.of_preset(DATA=str(path), DATA_DIR=str(tmp_path)))
+        data_wanted.epochs(load_preset(DATA=str(path), DATA_DIR=str(tmp_path)))
 
 
 def test_text_that_is_repeated_too_often_is_refused_with_its_size(tmp_path, make):
@@ -172,14 +172,14 @@ def test_the_plan_refuses_what_is_repeated_too_often_and_counts_what_is_read(
     (texts / "figure.png").write_bytes(b"\0" * 10**7)
     (texts / "essay.txt").write_text("word " * 11_400)
     settings = {"PRESET": "tiny", "DATA": str(texts), "DATA_DIR": str(tmp_path / "data")}
-    c = Config.of_preset(**settings)
+    c = load_preset(**settings)
     (found,) = data_wanted.epochs(c)
     assert found.there_tokens == pytest.approx(0.95 * 57_000 / 3.5, rel=0.01)
     (finding,) = data_wanted.findings(c, [found])
     assert finding.level == FAIL
     fits = re.search(r"The limit is 64 times: .* set TRAIN_TOKENS=(\d+) or less\.", finding.fix)
     assert fits
-    less = Config.of_preset(**settings, TRAIN_TOKENS=fits[1])
+    less = load_preset(**settings, TRAIN_TOKENS=fits[1])
     assert data_wanted.findings(less, data_wanted.epochs(less))[0].level == WARN
 
 

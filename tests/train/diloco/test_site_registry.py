@@ -10,7 +10,7 @@ import torch
 
 from doctor import site_checks
 from hardware.ports import free_ports
-from settings import SettingsError
+from settings import SettingsError, load_preset
 from settings.config import Config
 from train.diloco import roll_call, site_registry
 from train.diloco.result import RunIsOver
@@ -149,7 +149,7 @@ def test_a_lighthouse_that_is_not_started_is_waited_for_and_then_named(port, mon
 
 
 def config(**settings):
-    return Config.of_preset(SYNC="diloco", SITES="2", NODES="2", **settings)
+    return load_preset(SYNC="diloco", SITES="2", NODES="2", **settings)
 
 
 def test_the_doctor_says_whether_the_lighthouse_and_this_site_can_be_reached(port):

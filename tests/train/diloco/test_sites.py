@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from settings.config import Config
+from settings import load_config
 from tests.conftest import TINY
 from tests.running import losses, same, tensors, wait_for, wait_until
 from tests.train.diloco.sites import Sites
@@ -44,7 +44,7 @@ def started(tmp_path, data):
 def train_in_one_process(env, steps):
     """Return the global weights by algorithm 1 of Douillard et al. 2023, with fragments algorithm 2 of Douillard et al.
     2025, for all sites in one process. Only inner steps are the trainer's."""
-    configs = [Config.load(env | {"NODE_RANK": rank}) for rank in "01"]
+    configs = [load_config(env | {"NODE_RANK": rank}) for rank in "01"]
     c = configs[0]
     vocabulary = prepare.vocabulary(c)
     models = [build(c, ALONE.device) for _ in configs]

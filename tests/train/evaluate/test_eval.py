@@ -14,8 +14,7 @@ import torch
 
 from record import metrics
 from record.metrics import read_records
-from settings import SettingsError
-from settings.config import Config
+from settings import SettingsError, load_preset
 from tests.core_bundle import TASKS, make_folder
 from tests.running import ROOT, environment, train, wait_for
 from train.data.manifest import hash_content
@@ -113,16 +112,16 @@ def test_without_a_bundle_the_rest_is_measured_and_the_code_says_so(trained, tmp
 
 
 def test_eval_tokens_that_measure_nothing_are_refused():
-    config = Config.of_preset(EVAL_TOKENS="0")
+    config = load_preset(EVAL_TOKENS="0")
     with pytest.raises(SettingsError, match="EVAL_TOKENS=0: Must be at least 256 for make eval"):
         eval_run.evaluate(config, ALONE)
 
 
 def test_the_advice_names_the_text_that_was_given():
-    c = Config.of_preset(DATA="my novel.txt")
+    c = load_preset(DATA="my novel.txt")
     said = eval_run.explain_absence(c, {})
     assert said.endswith(" VOCAB_SIZE=4096 DATA='my novel.txt' DATA_DIR=data")
-    c = Config.of_preset(DATA_MIX="python:1")
+    c = load_preset(DATA_MIX="python:1")
     assert eval_run.explain_absence(c, {}).endswith(
         " VOCAB_SIZE=4096 DATA_MIX=python:1 DATA_DIR=data"
     )

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from settings import load_preset
 from settings.config import Config
 from tests.train.test_assemble import world
 from train.faults.memory_advice import loading_advice, memory_advice
@@ -11,7 +12,7 @@ from train.faults.memory_advice import loading_advice, memory_advice
 TRAINED = dataclasses.replace(
     Config(), micro_batch_size=12, seq_len=256, batch_tokens=24 * 256
 ).derived()
-TUNED = Config.of_preset(
+TUNED = load_preset(
     PRESET="finetune",
     MODEL="models/some",
     SEQ_LEN="1024",

@@ -12,7 +12,7 @@ import torch
 
 from record.locks import RunFolderError, hold
 from record.run_paths import RunPaths
-from settings import SettingsError
+from settings import SettingsError, load_config
 from settings.config import Config
 from tests.train.checkpoint.test_checkpoint import ALONE, go_on, save, trained
 from tests.train.model.test_hf_import import QWEN, change, logits, published
@@ -309,7 +309,7 @@ def test_a_run_and_a_folder_of_weights(run, folder):
 def test_rules_about_steps_do_not_keep_a_command_from_looking_at_a_model():
     environ = {"ENV_FILE": "", "MICRO_BATCH_SIZE": "7", "PATH": os.environ["PATH"]}
     with pytest.raises(SettingsError):
-        Config.load(environ)
+        load_config(environ)
     assert settings_of_command(environ)[0].micro_batch_size == 7
 
 

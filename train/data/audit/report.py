@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from record.durable import write_whole
+from settings import load_config
 from settings.config import Config
 from train.console import start_logging
 from train.data import prepare
@@ -228,7 +229,7 @@ def write_report(config: Config) -> None:
 
 def main() -> int:
     start_logging()
-    return prepare.exit_code(lambda: write_report(Config.load()))
+    return prepare.exit_code(lambda: write_report(load_config()))
 
 
 if __name__ == "__main__":

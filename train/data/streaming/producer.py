@@ -26,7 +26,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from settings import SettingsError
+from settings import SettingsError, explain_error
 from settings.config import Config
 from train.data import data_paths
 from train.data.data_paths import is_enough, token_bytes
@@ -271,7 +271,7 @@ def main() -> int:
         problem = str(unwritable(data_dir(config), error))
     except (SettingsError, CorpusError, TokenizerError, DataError) as error:
         may_help = isinstance(error, Unanswered)
-        problem = str(error)
+        problem = explain_error(error)
     log.error("%s", problem)
     write_line({"error": problem, "again": may_help})
     return 78

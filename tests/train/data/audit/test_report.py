@@ -44,7 +44,7 @@ def make(tmp_path, vocabulary, monkeypatch):
         settings = {"data_dir": str(tmp_path), "vocab_size": 512, "seq_len": 32}
         settings |= {"core_bundle": "none"} | changes
         config = dataclasses.replace(Config(), **settings).derived()
-        monkeypatch.setattr(Config, "load", classmethod(lambda cls: config))
+        monkeypatch.setattr(report, "load_config", lambda: config)
         return report.make_report(config)
 
     return make
@@ -199,7 +199,7 @@ def test_a_bad_setting_ends_with_64_and_bad_data_with_78(
 ):
     settings = {"data_dir": str(tmp_path), "core_bundle": "none", setting: str(tmp_path / value)}
     config = dataclasses.replace(Config(), **settings)
-    monkeypatch.setattr(Config, "load", classmethod(lambda cls: config))
+    monkeypatch.setattr(report, "load_config", lambda: config)
     found, log = run(caplog)
     assert found == code and said in log
     assert not (tmp_path / "report.json").exists()
