@@ -93,6 +93,8 @@ class Inputs:
     """What a command was given.
 
     Attributes:
+        environ: the environment of the process.
+        root: of the repository.
         target: of make; "" for a command without one.
         targets: all that make was asked for.
         defaults: what takes the place of declared defaults.
@@ -102,6 +104,8 @@ class Inputs:
         problems: a sentence for all that is wrong.
     """
 
+    environ: Texts
+    root: Path
     target: str
     targets: Set[str]
     defaults: SourcedValues
@@ -146,11 +150,8 @@ def resolve(
     """
     environ = os.environ if environ is None else environ
     inputs = gather(environ, root, defaults or {})
-    run = read_run(inputs, root) if inputs.target in RESUME else StoredRun()
-    chosen = choose(inputs, run, root)
-    resolved = judge(inputs, chosen, run, without)
-    resolved.warnings.extend(find_warnings(environ, inputs, resolved.config))
-    return resolved
+    run = read_run(inputs) if inputs.target in RESUME else StoredRun()
+    return judge(inputs, choose(inputs, run), run, without)
 
 
 # ---- Gather
@@ -181,7 +182,7 @@ def gather(environ: Texts, root: Path, defaults: Texts) -> Inputs:
             ignored[name] = value
     if target == "plan" and "MODEL" in explicit:  # planned as make finetune would start it
         weakest = list_defaults("finetune", defaults)
-    return Inputs(target, targets, weakest, typed, explicit, ignored, problems)
+    return Inputs(environ, root, target, targets, weakest, typed, explicit, ignored, problems)
 
 
 def list_defaults(target: str, defaults: Texts) -> SourcedValues:
@@ -213,15 +214,15 @@ def is_training_setting(name: str, target: str) -> bool:
 # ---- Choose
 
 
-def read_run(inputs: Inputs, root: Path) -> StoredRun:
+def read_run(inputs: Inputs) -> StoredRun:
     """Read the config.json of the run that is meant. Raises RunConfigError."""
-    preset = sources.read_preset(inputs.defaults | inputs.explicit, root, [])
+    preset = sources.read_preset(inputs.defaults | inputs.explicit, inputs.root, [])
     values, _ = parse(inputs.defaults | preset | inputs.explicit)
     path = f"{build_config(values).run_folder}/config.json"
-    return StoredRun(path, read_run_config(root / path).get("settings", {}))
+    return StoredRun(path, read_run_config(inputs.root / path).get("settings", {}))
 
 
-def choose(inputs: Inputs, run: StoredRun, root: Path) -> SourcedValues:
+def choose(inputs: Inputs, run: StoredRun) -> SourcedValues:
     """Return the strongest value of each name that has one."""
     explicit = inputs.explicit
     explicit_values, _ = parse(explicit)
@@ -229,14 +230,14 @@ def choose(inputs: Inputs, run: StoredRun, root: Path) -> SourcedValues:
     if "CARDS" in explicit:  # the plan is of other processes: one for each card
         persisted.pop("NPROC", None)
     weaker = inputs.defaults | persisted
-    preset = sources.read_preset(weaker | explicit, root, inputs.problems)
+    preset = sources.read_preset(weaker | explicit, inputs.root, inputs.problems)
     chosen = inputs.defaults | preset | persisted | explicit
     if chosen["PRESET"].text != weaker["PRESET"].text:  # another one is named
         chosen = weaker | preset | explicit
-    return chosen | take_shape(inputs, chosen, root) | explicit
+    return chosen | take_shape(inputs, chosen) | explicit
 
 
-def take_shape(inputs: Inputs, chosen: SourcedValues, root: Path) -> SourcedValues:
+def take_shape(inputs: Inputs, chosen: SourcedValues) -> SourcedValues:
     """Return what INIT_FROM sets: the shape that the run began with, or else that of the folder.
 
     Nothing is set if the folder is not on this machine, as for a run in a cluster.
@@ -244,13 +245,13 @@ def take_shape(inputs: Inputs, chosen: SourcedValues, root: Path) -> SourcedValu
     folder = chosen.get("INIT_FROM")
     if folder is None or not is_used("INIT_FROM", inputs.targets):
         return {}
-    stored = read_run(inputs, root).settings
+    stored = read_run(inputs).settings
     if stored.get("INIT_FROM") == folder.text:
         names = stored.keys() & {*SHAPE, "TOKENIZER"}
         texts = {name: format_value(stored[name]) for name in names}
         return add_origin(texts, "the run's config.json")
-    if (root / folder.text).is_dir():
-        return read_folder(folder, root, inputs.explicit, inputs.problems)
+    if (inputs.root / folder.text).is_dir():
+        return read_folder(folder, inputs.root, inputs.explicit, inputs.problems)
     if inputs.target in START:
         inputs.problems.append(explain_missing(folder.text))
     return {}
@@ -294,7 +295,14 @@ def judge(
                 now[name] = values[name]
         refusals, _ = compare_with_stored(run.settings, now)
         problems += refusals
-    return Resolved(config, origins, SETTINGS.keys() & inputs.explicit, set(invalid), problems, [])
+    return Resolved(
+        config,
+        origins,
+        explicit=SETTINGS.keys() & inputs.explicit,
+        invalid=set(invalid),
+        problems=problems,
+        warnings=find_warnings(inputs, values),
+    )
 
 
 def find_purpose(target: str, config: Config) -> str:
@@ -332,10 +340,11 @@ def explain_users(targets: Set[str], users: Set[str]) -> str:
     return f"Not used by {list_targets(targets)}. Used by: {others}."
 
 
-def find_warnings(environ: Texts, inputs: Inputs, config: Config) -> list[str]:
+def find_warnings(inputs: Inputs, values: Values) -> list[str]:
     """Say what comes from the environment, where nobody sees it, and what is ignored."""
-    explicit, ignored = inputs.explicit, dict(inputs.ignored)
-    values = config.values()
+    environ = inputs.environ
+    explicit = inputs.explicit
+    ignored = dict(inputs.ignored)
     for name, value in explicit.items():
         is_typed = name in inputs.typed or name not in SETTINGS  # and refused
         if not is_typed and not SETTINGS[name].has_effect(values, inputs.target):

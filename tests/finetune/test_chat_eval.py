@@ -352,7 +352,7 @@ def test_questions_are_fetched_by_one_process_at_a_time(
 ASK = """
 import json, sys
 from finetune import questions
-from settings.config import Config
+from settings import load_config
 sheet = questions.sheet_of(load_config())
 sys.stdout.write(json.dumps([[one.messages, one.answer, one.options, one.place] for one in sheet.asked] + sheet.report))
 """

@@ -261,7 +261,7 @@ from doctor import before_run
 from k8s.cluster import where
 from plan import __main__; from plan import run_so_far as begun; from plan import this_machine as here; from plan import measured as probe
 from hardware.gpu_specs import load_gpu_specs
-from settings.config import Config
+from settings import load_config
 c = load_config()
 __main__.main(), before_run.main([])   # what they import may lie where only this user may read
 os.setgroups([]); os.setgid(65534); os.setuid(65534)

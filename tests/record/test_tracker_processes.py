@@ -144,8 +144,7 @@ KILLED = """
 import os, signal, sys
 from record.run_paths import RunPaths
 from record.trackers.processes import start_trackers
-from settings import ROOT
-from settings.config import Config
+from settings import ROOT, load_config
 c = load_config()
 paths = RunPaths.of_node(c, ROOT)
 start_trackers(c, paths, print)
