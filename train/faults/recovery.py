@@ -54,7 +54,7 @@ def resume(job: "Job", changes: dict[str, list], is_streamed: bool = False) -> N
     # The record is on disk before a checkpoint is, so somebody has changed a shorter one since.
     if job.recorder.active and job.step > job.recorder.recorded_step:
         job.recorder.note_gap(job.step, job.tokens)
-    job.guard.load(manifest.get("guard", {}))
+    job.guard.load(manifest["guard"])
     job.gaps = tuple(Gap(*gap) for gap in manifest["data"]["gaps"])
     if not is_streamed:
         check_data(job, manifest["data"]["opened"])
@@ -216,7 +216,7 @@ def go_back(job: "Job") -> None:
     folder, manifest = good
     job.identity.check(folder, manifest)
     load(job, folder, manifest)
-    guard.load(manifest.get("guard", {}), history=False)
+    guard.load(manifest["guard"], history=False)
     guard.went_back(here, job.step)
     since = max(job.step, here - LOOK_BACK)
     pass_over(job, here, since, began)
