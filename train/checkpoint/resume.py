@@ -35,7 +35,7 @@ def resume(job: "Job", changes: dict[str, list], is_streamed: bool = False) -> N
     # The record is on disk before a checkpoint is, so somebody has changed a shorter one since.
     if job.recorder.active and job.step > job.recorder.recorded_step:
         job.recorder.note_gap(job.step, job.tokens)
-    job.recovery.load_state_dict({**manifest.get("guard", {}), "gaps": manifest["data"]["gaps"]})
+    job.recovery.load_state_dict({**manifest["guard"], "gaps": manifest["data"]["gaps"]})
     if not is_streamed:
         check_data(job, manifest["data"]["opened"])
     log.info("resumed from %s at step %d/%d", folder.name, job.step, job.config.last_step)

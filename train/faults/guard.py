@@ -127,9 +127,9 @@ class Guard:
 
     def load(self, state: dict[str, Any], history: bool = True) -> None:
         """Take up what a checkpoint kept; without history only the window of numbers."""
-        self.loss = new_window(state.get("loss", ()))
-        self.grad_norm = new_window(state.get("grad_norm", ()))
+        self.loss = new_window(state["loss"])
+        self.grad_norm = new_window(state["grad_norm"])
         if not history:
             return
         for name in HISTORY:
-            setattr(self, name, state.get(name, 0))
+            setattr(self, name, state[name])

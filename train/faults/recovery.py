@@ -105,7 +105,7 @@ class Recovery:
         folder, manifest = good
         job.identity.check(folder, manifest)
         load_checkpoint(job, folder, manifest)
-        guard.load(manifest.get("guard", {}), history=False)
+        guard.load(manifest["guard"], history=False)
         guard.went_back(here, job.step)
         since = max(job.step, here - LOOK_BACK)
         self.skip_samples(job, here, since, began)

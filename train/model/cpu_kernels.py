@@ -15,7 +15,8 @@ turns, medians of 3 to 5:
     rms_norm        s4k     1.05 (1.02-1.10)    1.02 (1.01-1.09)
                     s50k    1.00 (0.94-1.04)    1.03 (1.02-1.05)
     softmax_part    s50k    1.08 (1.07-1.08)    1.02 (1.02-1.05)    against the plain one by 8 rows, in float32 by 32
-split_columns is kept for processors with AMX.
+split_columns is kept for processors with AMX, where it takes half the time (docs/decisions/0022). The norm and the
+softmax are kept for exactness: the plain functions round differently, so that a run would not go on to the bit.
 """
 
 from typing import Any
