@@ -18,7 +18,9 @@ from analysis.runs import Run, RunError, keep_numbered
 from analysis.tables import print_table
 from record.exit_codes import BAD_DATA, DONE, INTERRUPTED
 from settings import ROOT, SettingsError, explain_error, load_config
+from settings.names import find_nearest
 from settings.resolve import show_path
+from settings.terminal import complain, say
 
 NAMES = "No such run, log or pattern. Separate them by commas: RUNS='base-seed*,muon-seed*'"
 NAME_LENGTH = 100  # of the page: file systems allow 255
@@ -37,8 +39,10 @@ def read_runs(names: str, runs_dir: Path) -> list[Run]:
         found = find_paths(name, runs_dir) if name else []
         if not found:
             known = sorted(path.name for path in runs_dir.glob("*") if is_record(path))
+            nearest = find_nearest(name, known)
+            hint = f"Did you mean {nearest}? " if nearest else ""
             raise SettingsError(
-                [f"RUNS={name}: {NAMES}. Runs in {runs_dir}: {', '.join(known) or 'none'}"]
+                [f"RUNS={name}: {NAMES}. {hint}Runs in {runs_dir}: {', '.join(known) or 'none'}"]
             )
         paths += found
     inputs = Inputs(paths)
@@ -46,7 +50,7 @@ def read_runs(names: str, runs_dir: Path) -> list[Run]:
     if inputs.problems:
         raise RunError("\n".join(inputs.problems))
     for path in inputs.empty:
-        sys.stderr.write(f"{path} is left out: it has no training step that can be read\n")
+        complain(f"{path} is left out: it has no training step that can be read")
     if not runs:
         raise RunError(f"RUNS={names}: no step with a number. docs/logs.md lists the trainers")
     return runs
@@ -72,21 +76,19 @@ def main() -> int:
             write_page(page, runs, picture.read_bytes(), comparison)
             is_offered = lines is not None and not config.figure
             paper = ". For a paper: FIGURE=loss.pdf" if is_offered else ""
-            sys.stdout.write(f"Curves: {show_path(page)}{paper}\n")
+            say(f"Curves: {show_path(page)}{paper}")
         if config.figure:
             if lines is None:
                 raise RunError(f"No figure was written. {NOTHING}")
             write_paper_figure(ROOT / config.figure, lines)
-            sys.stderr.write(f"Figure of the {lines.curve.name}: {config.figure}\n")
+            complain(f"Figure of the {lines.curve.name}: {config.figure}")
         return DONE
     except (SettingsError, DialectError, RunError) as error:
-        sys.stderr.write(f"{explain_error(error)}\n")
+        complain(explain_error(error))
         return error.exit_code
     except OSError as error:
         where = error.filename or runs_dir
-        sys.stderr.write(
-            f"{where} cannot be written ({error.strerror}). Free some space, or name another\n"
-        )
+        complain(f"{where} cannot be written ({error.strerror}). Free some space, or name another")
         return BAD_DATA
     except KeyboardInterrupt:
         return INTERRUPTED

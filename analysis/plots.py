@@ -26,6 +26,7 @@ from record.durable import make_printable
 from record.exit_codes import BAD_DATA, BAD_SETTING, DONE, INTERRUPTED
 from record.run_paths import RunPaths
 from settings import ROOT, SettingsError, explain_error, load_config
+from settings.terminal import complain
 
 PAGE, FIGURE = "loss_curves.html", "loss_curves.png"
 ENDINGS = (".html", ".png", ".pdf", ".svg")
@@ -45,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     except SystemExit as stop:  # argparse has said what is wrong, and its own code for that is 2
         return BAD_SETTING if stop.code else DONE
     except (SettingsError, DialectError) as error:
-        sys.stderr.write(f"{explain_error(error)}\n")
+        complain(explain_error(error))
         return error.exit_code
     runs = inputs.runs
     lines = inputs.lines
@@ -143,7 +144,8 @@ def report(lines: Sequence[str], problems: Sequence[str]) -> None:
         sys.stdout.flush()
     except BrokenPipeError:  # nobody reads on, as after `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.stderr.writelines(f"{make_printable(problem)}\n" for problem in problems)
+    for problem in problems:
+        complain(make_printable(problem))
 
 
 if __name__ == "__main__":

@@ -24,8 +24,10 @@ from record.exit_codes import BAD_DATA
 from record.goodput import Timeline
 from record.metrics import GOES_BACK, STEP_KEYS, Record, RecordReader
 from record.run_paths import RunPaths
+from record.status import suggest
 from settings.config import SETTINGS, Config, build_config
 from settings.json_file import read_object
+from settings.resolve import name_run
 
 if TYPE_CHECKING:  # analysis.energy reads runs
     from analysis.energy.result import Energy
@@ -136,7 +138,7 @@ def read_run(folder: Path) -> Run:
     if not paths.metrics.exists():
         raise RunError(
             f"There is no run {paths.name} in {folder.parent}: {paths.metrics} does not exist. "
-            f"`make runs` lists the runs, and `make train RUN_NAME={paths.name}` trains this one"
+            f"{suggest(paths)}`make runs` lists the runs, and `make train {name_run(folder)}` trains this one"
         )
     reader = RecordReader(paths.metrics)
     timeline = Timeline()

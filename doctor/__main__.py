@@ -34,6 +34,7 @@ from settings.finding import (
     from_sentence,
     split,
 )
+from settings.terminal import complain
 
 SCHEMA = 1
 ORDER = (PASS, WARN, FAIL)  # what matters stands where the eye is when it is through
@@ -106,8 +107,7 @@ def measure(c: Config) -> list[Finding]:
     """PROBE=1, after all else, which would disturb it. What it does is said on standard error."""
 
     def say(text: str) -> None:
-        sys.stderr.write(f"probe: {text}\n")
-        sys.stderr.flush()
+        complain(f"probe: {text}")
 
     measured = probing.measure(c, say)
     found = probed.findings(c, measured)
@@ -136,7 +136,7 @@ def main() -> int:
         refuse_unknown_checks(c.allow_fail)
         found = look(c)
     except SettingsError as error:
-        sys.stderr.write(f"{explain_error(error)}\n")
+        complain(explain_error(error))
         return error.exit_code
     if c.probe and c.where != "cluster":
         found += measure(c)

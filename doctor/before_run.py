@@ -23,7 +23,7 @@ from settings import SettingsError, explain_error, load_config
 from settings.checks import PRETRAINING
 from settings.config import Config
 from settings.finding import FAIL, PASS, Finding, code_of, format_findings, split
-from train.console import wrap
+from settings.terminal import complain, say
 from train.data.data_paths import fit_vocabulary
 from train.data.sources.source import CorpusError
 
@@ -68,23 +68,21 @@ def main(words: list[str]) -> int:
         check_trackers(c)
         refuse_unknown_checks(c.allow_fail)
     except SettingsError as error:
-        sys.stderr.write(f"{explain_error(error)}\n")
+        complain(explain_error(error))
         return error.exit_code
     found, planned = look(c, finetune)
     stopping, _ = split(c.allow_fail, found)
     for line in format_findings([finding for finding in found if finding not in stopping]):
-        sys.stdout.write(f"{line}\n")
+        say(line)
     if planned and not c.node_rank:
-        sys.stdout.write(f"{wrap(planned) if sys.stdout.isatty() else planned}\n")
-    sys.stdout.flush()
+        say(planned)
     if stopping:
         allowed = ",".join(
             dict.fromkeys([*filter(None, c.allow_fail.split(",")), *(f.name for f in stopping)])
         )
-        sys.stderr.write(
-            "".join(f"{line}\n" for line in format_findings(stopping))
-            + f"Nothing was started. To start anyway: ALLOW_FAIL={allowed}\n"
-        )
+        for line in format_findings(stopping):
+            complain(line)
+        complain(f"Nothing was started. To start anyway: ALLOW_FAIL={allowed}")
     return code_of(stopping)
 
 

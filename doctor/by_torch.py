@@ -14,6 +14,7 @@ import torch
 from hardware import model_size
 from settings import SettingsError, explain_error, load_config
 from settings.config import Config
+from settings.terminal import complain
 from train.model import attention, compilation
 
 
@@ -57,7 +58,7 @@ def main() -> int:
     try:
         c = load_config()
     except SettingsError as error:
-        sys.stderr.write(f"{explain_error(error)}\n")
+        complain(explain_error(error))
         return 64
     sys.stdout.write(json.dumps(facts(c)) + "\n")
     return 0

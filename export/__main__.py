@@ -27,6 +27,7 @@ from settings import ROOT, SettingsError, explain_error
 from settings.config import Config
 from settings.resolve import find_explicit as given_settings
 from settings.resolve import show_path as from_root
+from settings.terminal import complain
 from train.data.tokenizer import Vocabulary
 from train.generate import chat_format, load_run
 from train.model import hf_import
@@ -62,19 +63,19 @@ def main() -> int:
         with place.alone(paths.folder):
             export(found, paths, load_run.vocabulary_of(found))
     except SettingsError as error:
-        sys.stderr.write(f"{explain_error(error)}\n")
+        complain(explain_error(error))
         return BAD_SETTING
     except (*load_run.PROBLEMS, place.PlaceError, weight_files.WeightsError) as error:
-        sys.stderr.write(f"{error}\n")
+        complain(error)
         return BAD_DATA
     except OSError as error:
-        sys.stderr.write(
+        complain(
             f"{error.filename or paths.folder}: cannot be read or written ({error.strerror}); make room "
-            "on its disk, or mend its permissions\n"
+            "on its disk, or mend its permissions"
         )
         return BAD_DATA
     except KeyboardInterrupt:
-        sys.stderr.write("stopped; nothing was exported, and what was there is as it was\n")
+        complain("stopped; nothing was exported, and what was there is as it was")
         return STOPPED
     return 0
 
@@ -222,12 +223,12 @@ def recorded(paths: RunPaths) -> tuple[Run | None, Energy | None]:
     try:
         run = read_run(paths.folder)
     except RunError as error:
-        sys.stderr.write(f"the model card is without the record of the run: {error}\n")
+        complain(f"the model card is without the record of the run: {error}")
         return None, None
     try:
         return run, add_energy(run).energy
     except (OSError, ValueError) as error:
-        sys.stderr.write(f"the model card is without energy: {error}\n")
+        complain(f"the model card is without energy: {error}")
         return run, None
 
 

@@ -28,6 +28,7 @@ from record.run_paths import RunPaths
 from settings import ROOT, SettingsError, explain_error, load_config
 from settings.config import Config
 from settings.resolve import show_path
+from settings.terminal import complain
 from train.console import start_logging
 from train.data.sources.hub import REFUSED, Again, Late, ask_until, causes
 from train.data.sources.source import CorpusError
@@ -172,16 +173,16 @@ def main() -> int:
     try:
         run(load_config())
     except SettingsError as error:
-        sys.stderr.write(f"{explain_error(error)}\n")
+        complain(explain_error(error))
         return BAD_SETTING
     except (CorpusError, UploadError) as error:
-        sys.stderr.write(f"{make_printable(error)}\n")
+        complain(make_printable(error))
         return BAD_DATA
     except OSError as error:
-        sys.stderr.write(f"{error.filename}: Cannot be read ({error.strerror}).\n")
+        complain(f"{error.filename}: Cannot be read ({error.strerror}).")
         return BAD_DATA
     except KeyboardInterrupt:
-        sys.stderr.write("Stopped. Run the same command again to go on.\n")
+        complain("Stopped. Run the same command again to go on.")
         return STOPPED
     return DONE
 

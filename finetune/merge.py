@@ -30,7 +30,7 @@ from finetune import hf_model, lite, origin
 from finetune.adapter import Adapters, in_file
 from finetune.hf_model import Tuned
 from finetune.weights import plain
-from record import number_formats
+from record import number_formats, status
 from record.default_run import choose_run
 from record.locks import RunFolderError
 from record.regular_file import limit_silence
@@ -40,6 +40,7 @@ from settings.checks import PRETRAINING
 from settings.config import SETTINGS, Config
 from settings.declare import FREE
 from settings.resolve import show_path
+from settings.terminal import complain
 from train.checkpoint.identity import check_identity
 from train.generate import load_run
 from train.model.hf_import import ForeignError, read_json, some, weight_files
@@ -265,25 +266,23 @@ def main() -> int:
         c = load_config(defaults=choose_run(), without=(*PRETRAINING, *load_run.OF_TRAINING))
         paths = RunPaths.of(c.runs_dir, c.run_name, ROOT)
         if not stored_config(paths):
-            raise RunFolderError(
-                f"RUN_NAME={c.run_name}: there is no such run in {c.runs_dir}; make runs lists them"
-            )
+            raise RunFolderError(status.explain_missing(paths))
         export(c, paths)
     except SettingsError as error:
-        sys.stderr.write(f"{explain_error(error)}\n")
+        complain(explain_error(error))
         return BAD_SETTING
     except (*load_run.PROBLEMS, place.PlaceError) as error:
-        sys.stderr.write(f"{error}\n")
+        complain(error)
         return BAD_DATA
     except (OSError, SafetensorError) as error:
         where = getattr(error, "filename", None) or (paths.folder if paths else "")
-        sys.stderr.write(
+        complain(
             f"{where}: cannot be read or written ({error}); make room on its disk, or mend its "
-            "permissions\n"
+            "permissions"
         )
         return BAD_DATA
     except KeyboardInterrupt:
-        sys.stderr.write("stopped; nothing was exported, and what was there is as it was\n")
+        complain("stopped; nothing was exported, and what was there is as it was")
         return STOPPED
     return 0
 

@@ -27,7 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from export import card
+from record import status
 from record.durable import write_whole
+from record.run_paths import RunPaths
 from settings import ROOT, SettingsError
 from settings.config import SETTINGS, Config
 from settings.resolve import build_environment, show_path
@@ -73,10 +75,11 @@ def find(c: Config) -> Path:
             f"MODEL={c.model}: has not been brought from the hub to {show_path(kept)} yet, which make "
             "finetune does on each machine"
         )
+    hint = status.suggest(RunPaths.of(c.runs_dir, c.model, ROOT))
     raise SettingsError(
         [
             f"MODEL={c.model}: there is no such run in {c.runs_dir} and no such folder, and it is no name "
-            "on the Hugging Face hub (OWNER/NAME); for example MODEL=models/qwen3-1.7b"
+            f"on the Hugging Face hub (OWNER/NAME). {hint}For example MODEL=models/qwen3-1.7b"
         ]
     )
 

@@ -25,6 +25,7 @@ from record import number_formats
 from settings import ROOT, SettingsError, explain_error, tuning_rules
 from settings.config import Config
 from settings.resolve import set_target
+from settings.terminal import complain
 from train.data.data_paths import data_dir
 from train.data.sources.source import CorpusError
 from train.data.tokenizer import TokenizerError
@@ -190,7 +191,7 @@ def main(argv: Sequence[str] = ()) -> int:
             sys.stdout.write("\n".join([*data.lines, "", data.preview(sys.stdout.isatty())]) + "\n")
     except (SettingsError, CorpusError, TokenizerError, ForeignError) as error:
         why = explain_error(error)
-        sys.stderr.write(f"{why}\n")
+        complain(why)
         code = BAD_SETTING if isinstance(error, SettingsError) else BAD_DATA
         report_exit(code, why=why)  # for the other nodes, which train/start_node.py tells
         return code
@@ -199,11 +200,11 @@ def main(argv: Sequence[str] = ()) -> int:
             f"{error.filename or 'a disk of DATA_DIR or RUNS_DIR'}: cannot be read or written "
             f"({error.strerror or error}); make room, mend its permissions, or choose another DATA_DIR or RUNS_DIR"
         )
-        sys.stderr.write(f"{why}\n")
+        complain(why)
         report_exit(BAD_DATA, why=why)
         return BAD_DATA
     except KeyboardInterrupt:
-        sys.stderr.write("stopped; what was prepared before is as it was\n")
+        complain("stopped; what was prepared before is as it was")
         return STOPPED
     return 0
 

@@ -348,9 +348,7 @@ def here(command: str, place: Place) -> int:
             "RUN_NAME, and WHERE=cluster if somebody else has sent it",
         )
     if not paths.folder.is_dir():
-        sys.stderr.write(
-            f"there is no run {paths.name} in {paths.folder.parent}; make runs lists them\n"
-        )
+        say(status.explain_missing(paths))
         return 78
     if command in ("logs", "attach"):
         follow = command == "attach" or sys.stdout.isatty()

@@ -34,6 +34,7 @@ from record.run_paths import RunPaths
 from settings import ROOT, SettingsError, explain_error
 from settings.config import Config
 from settings.finding import split
+from settings.terminal import complain
 
 PLACE_S = 60.0  # a launch waits so long for its pods to have nodes
 FIT_S = 120.0  # so long it does in each try with WAIT=1
@@ -91,7 +92,7 @@ def say(text: str) -> None:
 
 
 def remark(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
+    complain(text)
 
 
 # ---------------------------------------------------------------------------------------------------

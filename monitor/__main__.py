@@ -17,6 +17,7 @@ from k8s.cluster.where import decide
 from monitor.watch import NO_RUN, NoRun, View, Watcher, unreadable, watcher_of
 from record.default_run import choose_run
 from settings import SettingsError, explain_error
+from settings.terminal import complain
 
 TICK_S = 1.0  # between two drawings: ages go on between two looks
 NOTICE_S = 0.1  # between two looks whether a signal has come
@@ -38,16 +39,16 @@ def main() -> int:
             return once(watcher)
         return live(watcher) if is_screen() else follow(watcher)
     except SettingsError as error:
-        sys.stderr.write(f"{explain_error(error)}\n")
+        complain(explain_error(error))
         return BAD_SETTING
     except Refused as refused:
-        sys.stderr.write(f"{refused.sentence}\n")
+        complain(refused.sentence)
         return refused.code
     except NoRun as error:
-        sys.stderr.write(f"{error}\n")
+        complain(error)
         return NO_RUN
     except PermissionError as error:
-        sys.stderr.write(f"{unreadable(error)}\n")
+        complain(unreadable(error))
         return NO_RUN
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
@@ -84,7 +85,8 @@ def say(view: View) -> None:
 
 def end(watcher: Watcher) -> None:
     """Let what rings ring; say what has gone wrong with it since."""
-    sys.stderr.write("".join(f"{remark}\n" for remark in watcher.end()))
+    for remark in watcher.end():
+        complain(remark)
 
 
 def once(watcher: Watcher) -> int:

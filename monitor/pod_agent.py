@@ -26,6 +26,7 @@ from monitor.tail import Tail
 from record.run_paths import RunPaths
 from settings import ROOT, SettingsError, explain_error, load_config
 from settings.config import Config
+from settings.terminal import complain
 
 TELL_S, QUIET_S = 10.0, 30.0
 SETTLED_S = 300.0
@@ -202,7 +203,7 @@ def main() -> int:
             while os.getppid() == parent and time.monotonic() < until:
                 time.sleep(LOOK_S)
     except SettingsError as error:
-        sys.stderr.write(f"{explain_error(error)}\n")
+        complain(explain_error(error))
         return 64
     except Told:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

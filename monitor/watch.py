@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from k8s.cluster.kubectl import Refused
 from k8s.cluster.where import Place
 from monitor.facts import Expected, Fault, Seen
-from record import locks
+from record import locks, status
 from settings import SettingsError
 from settings.config import Config
 from train.distributed.registry import WAITING
@@ -222,7 +222,7 @@ def looking_here(place: Place, planned: Planned) -> Look:
                 f"run {paths.name} is gone from {paths.folder.parent}: its folder was moved or deleted while "
                 "it was watched"
                 if known
-                else f"there is no run {paths.name} in {paths.folder.parent}; make runs lists them"
+                else status.explain_missing(paths)
             )
         known = True
         node = local.look(planned.c, paths, tail, between)

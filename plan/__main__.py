@@ -25,6 +25,7 @@ from settings import SettingsError, explain_error, load_config
 from settings.checks import CHECKS, check_batch
 from settings.config import Config
 from settings.finding import code_of, split
+from settings.terminal import complain
 from train.data.data_paths import fit_vocabulary
 from train.data.sources.source import CorpusError
 
@@ -48,10 +49,10 @@ def main() -> int:
             c, fleet, datetime.datetime.now(), storage.places(c) if c.cards in ("", "here") else ()
         )
     except SettingsError as error:
-        sys.stderr.write(f"{explain_error(error)}\n")
+        complain(explain_error(error))
         return error.exit_code
     except (storage.FolderError, CorpusError) as error:
-        sys.stderr.write(f"{error}\n")
+        complain(error)
         return BAD_DATA
     sys.stdout.write(dumped(as_json(found)) if c.json else told(found))
     stopping, _ = split(c.allow_fail, found.findings)

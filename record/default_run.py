@@ -1,6 +1,5 @@
 """The run that a command is about where RUN_NAME is not given: the one that is running, else the newest."""
 
-import sys
 from pathlib import Path
 
 from record import locks, status
@@ -11,6 +10,7 @@ from settings.checks import CHECKS
 from settings.declare import Texts
 from settings.resolve import resolve
 from settings.sources import DEFAULT, ENVIRONMENT
+from settings.terminal import complain
 
 # These name a run: its own settings, or the weights that are meant.
 NAMING = ("PRESET", "DATA", "INIT_FROM", "MODEL")
@@ -59,7 +59,7 @@ def choose_run(
     others = [run.name for run in running if run is not chosen]
     if others:
         sentence += f" Also running: {', '.join(others)}."
-    sys.stderr.write(f"{sentence}\n")
+    complain(sentence)
     return {"RUN_NAME": chosen.name}
 
 

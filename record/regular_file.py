@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from record.exit_codes import MACHINE_FAULT
+from settings.terminal import complain
 
 LOOK_S = 1.0  # how often it is looked whether a read has ended
 
@@ -54,7 +55,7 @@ def limit_silence(
                     f"{where}: reading it has made no progress for {limit_s:.0f} s (START_TIMEOUT_S). "
                     "Its disk does not answer: look at the network and the mount."
                 )
-                sys.stderr.write(f"{reason}\n")
+                complain(reason)
                 sys.stderr.flush()
                 report(MACHINE_FAULT, reason)
                 os._exit(MACHINE_FAULT)

@@ -40,7 +40,9 @@ from record.run_paths import RunPaths
 from settings import ROOT, SettingsError, explain_error, load_config
 from settings.config import Config
 from settings.json_file import read_object
+from settings.names import find_nearest
 from settings.resolve import name_run, show_path
+from settings.terminal import complain, say
 
 log = logging.getLogger(__name__)
 
@@ -184,9 +186,12 @@ def is_closed(paths: RunPaths) -> bool:
     return not os.access(paths.folder, os.R_OK | os.X_OK)
 
 
-def describe(paths: RunPaths) -> str:
-    """Return one line: name, phase, step, loss, heartbeat; and a remark if STATUS.json does not tell them."""
-    name = f"{make_printable(paths.name):30}"
+def describe(paths: RunPaths, width: int = 0) -> str:
+    """Return one line: name, phase, step, loss, heartbeat; and a remark if STATUS.json does not tell them.
+
+    width: columns of the name, in a list.
+    """
+    name = f"{make_printable(paths.name):{width}} "
     if is_closed(paths):
         return f"{name} cannot be read (Permission denied)"
     state, remark = look_up(paths)
@@ -206,7 +211,7 @@ def describe(paths: RunPaths) -> str:
     is_all = phase == "done" or (phase == "stopped" and state.get("step") == last_step)
     if is_all and state.get("horizon", 0) > last_step:
         phase = f"stopped at MAX_STEPS={last_step} of {state['horizon']},"
-    return line_of(paths.name, state, phase, over, time.time()) + remark
+    return line_of(name, state, phase, over, time.time()) + remark
 
 
 def has_words(paths: RunPaths) -> bool:
@@ -220,7 +225,7 @@ def describe_end(paths: RunPaths) -> str:
         return ""
     lines = paths.console_log.read_text(errors="replace").split("\n")
     words = [make_printable(line) for line in lines if line.strip()]
-    return "".join(f"\n{'':30} {line}" for line in words[-LAST_WORDS:])
+    return "".join(f"\n  {line}" for line in words[-LAST_WORDS:])
 
 
 def look_up(paths: RunPaths) -> tuple[dict[str, Any], str]:
@@ -252,7 +257,7 @@ def recall(paths: RunPaths) -> dict[str, Any]:
 
 def line_of(name: str, state: dict[str, Any], phase: str, over: bool, now: float) -> str:
     """Return a status as one line. `over`: nobody is expected to be at work."""
-    line = f"{name:30} {phase:14} step {state.get('step', 0)}"
+    line = f"{name} {phase:14} step {state.get('step', 0)}"
     if "last_step" in state:
         line += f"/{state['last_step']}"
     if is_number(state.get("loss")):
@@ -288,7 +293,7 @@ def describe_wandb(paths: RunPaths) -> str:
     """Return a line that says where the run is at W&B; "" if it is not."""
     state = read(paths.wandb_state)
     where = state.get("where") or state.get("url")  # as earlier versions wrote it
-    return f"\n{'':30} W&B: {where}" if where else ""
+    return f"\n  W&B: {where}" if where else ""
 
 
 def stop(paths: RunPaths, patience_s: float = 150.0) -> str:
@@ -352,10 +357,25 @@ def find_runs(parent: Path, node: int = 0, with_sent: bool = False) -> list[RunP
     return [run for run in runs if is_run(run) or (with_sent and run.sent.is_file())]
 
 
+def explain_missing(paths: RunPaths) -> str:
+    """Say that there is no such run, and which one may be meant."""
+    parent = paths.folder.parent
+    return f"There is no run {paths.name} in {parent}. {suggest(paths)}`make runs` lists them."
+
+
+def suggest(paths: RunPaths) -> str:
+    """Return "Did you mean tiny? " if there is no such run but one of a similar name; else ""."""
+    names = [run.name for run in find_runs(paths.folder.parent, with_sent=True)]
+    nearest = find_nearest(paths.name, names)
+    return f"Did you mean {nearest}? " if nearest else ""
+
+
 def list_runs(paths: RunPaths) -> str:
     """Return a line for each run next to this one."""
     parent = paths.folder.parent
-    lines = [describe(run) + describe_results(run) for run in find_runs(parent, paths.node)]
+    runs = find_runs(parent, paths.node)
+    width = max((len(run.name) for run in runs), default=0)
+    lines = [describe(run, width) + describe_results(run) for run in runs]
     return "\n".join(lines) or f"no runs in {parent}"
 
 
@@ -380,7 +400,7 @@ def describe_skips(paths: RunPaths) -> str:
             "Text that it passes over:"
         )
         lines += describe_texts(title, rollback, paths)
-    return "".join(f"\n{'':30} {make_printable(line)}" for line in lines)
+    return "".join(f"\n  {make_printable(line)}" for line in lines)
 
 
 def describe_texts(title: str, record: dict[str, Any], paths: RunPaths) -> list[str]:
@@ -412,17 +432,16 @@ def main(argv: list[str], run: RunPaths | None = None) -> int:
         if argv == ["runs"]:
             text = list_runs(paths)
         elif not is_run(paths):
-            parent = paths.folder.parent
-            raise RunFolderError(f"there is no run {paths.name} in {parent}; make runs lists them")
+            raise RunFolderError(explain_missing(paths))
         elif argv == ["stop"]:
             text = stop(paths)
         else:
             text = describe(paths) + describe_end(paths) + describe_skips(paths)
             text += describe_wandb(paths)
     except (SettingsError, RunFolderError, StopError) as error:
-        sys.stderr.write(f"{explain_error(error)}\n")
+        complain(explain_error(error))
         return error.exit_code
-    sys.stdout.write(f"{text}\n")
+    say(text)
     return 0
 
 

@@ -4,11 +4,9 @@ import contextlib
 import ctypes
 import math
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
@@ -16,6 +14,7 @@ from types import FrameType
 from record.exit_codes import INTERRUPTED
 from record.wait import wait
 from settings import ROOT
+from settings.terminal import wrap
 
 # One request may arrive several times, at most this far apart in seconds: `timeout` sends a signal to the process
 # and to its group, make passes SIGTERM on, and a terminal that closes sends SIGHUP at any time. Each press of Ctrl-C
@@ -55,10 +54,8 @@ class Children:
             self.stop_requested = True
             answer = self.describe_stop()
             if answer:
-                if sys.stdout.isatty():
-                    columns = shutil.get_terminal_size().columns
-                    answer = "\n" + textwrap.fill(answer, columns, subsequent_indent="  ")
-                say(answer)
+                is_after_key = os.isatty(STDOUT)  # the terminal shows ^C in front of it
+                say(f"\n{answer}" if is_after_key else answer)
             self.stop_child()
         elif number == signal.SIGINT:
             say("Quitting.")  # there may be nothing to save any more
@@ -131,6 +128,8 @@ def code_of_shell(code: int) -> int:
 
 def say(message: str, descriptor: int = STDOUT) -> None:
     """Print a line. A terminal that was closed, or a full disk, must not end a run."""
+    if os.isatty(descriptor):
+        message = wrap(message)
     with contextlib.suppress(OSError):
         os.write(descriptor, f"{message}\n".encode(errors="replace"))
 

@@ -7,13 +7,14 @@ import io
 import logging
 import shutil
 import sys
-import textwrap
 import threading
 import time
 import unicodedata
 from collections.abc import Callable
+from typing import TextIO
 
 from record.durable import make_printable
+from settings.terminal import wrap
 
 log = logging.getLogger(__name__)
 
@@ -39,13 +40,14 @@ class ForTerminals(Printable):
         return wrap(super().format(record))
 
 
-def start_logging() -> None:
-    """Log to standard output. What its encoding lacks is escaped."""
-    assert isinstance(sys.stdout, io.TextIOWrapper)
-    sys.stdout.reconfigure(errors="backslashreplace")
-    handler = logging.StreamHandler(sys.stdout)
+def start_logging(stream: TextIO | None = None) -> None:
+    """Log to a stream, by default standard output. What its encoding lacks is escaped."""
+    stream = stream or sys.stdout
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="backslashreplace")
+    handler = logging.StreamHandler(stream)
     handler.setFormatter(Printable())
-    if sys.stdout.isatty():
+    if stream.isatty():
         handler.setFormatter(ForTerminals())
         handler.addFilter(lambda record: getattr(record, "terminal", None) != "")
     logging.basicConfig(level=logging.INFO, handlers=[handler])
@@ -76,21 +78,6 @@ def report_quiet(describe: Callable[[], str]) -> None:
     threading.Thread(target=watch, name="quiet", daemon=True).start()
 
 
-def wrap(text: str) -> str:
-    """Break lines at blanks where a terminal would break them in the middle of a word. Indented ones stay."""
-    wrapper = textwrap.TextWrapper(
-        shutil.get_terminal_size().columns,
-        subsequent_indent="  ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    lines = []
-    for line in text.split("\n"):
-        is_whole = len(line) <= wrapper.width or line.startswith(" ")
-        lines.append(line if is_whole else wrapper.fill(line))
-    return "\n".join(lines)
-
-
 def measure(text: str) -> int:
     """Return how many columns of a terminal a text takes: Chinese and Japanese characters take two."""
     return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in text)
@@ -99,3 +86,47 @@ def measure(text: str) -> int:
 def for_terminals(text: str) -> dict[str, str]:
     """Return the `extra` of a line of which terminals show this text."""
     return {"terminal": text}
+
+
+class WrappedText:
+    """Writes text as it comes. On a terminal it breaks lines between words.
+
+    There a word is written once it has ended, or fills a line.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+        self.columns = shutil.get_terminal_size().columns
+        self.column = 0  # where the next character goes
+        self.word = ""
+
+    def write(self, text: str) -> None:
+        if not self.stream.isatty():
+            self.put(text)
+            self.stream.flush()
+            return
+        for character in text:
+            if not character.isspace():
+                self.word += character
+                if measure(self.word) >= self.columns:
+                    self.flush()
+                continue
+            self.flush()
+            if character == "\n":
+                self.put(character)
+                self.column = 0
+            elif self.column < self.columns:  # a blank at the end of a full line is not seen
+                self.put(character.expandtabs())
+        self.stream.flush()
+
+    def flush(self) -> None:
+        """Write what there is of a word, on a new line if it does not fit into this one."""
+        if self.column and self.column + measure(self.word) > self.columns:
+            self.put("\n")
+            self.column = 0
+        self.put(self.word)
+        self.word = ""
+
+    def put(self, text: str) -> None:
+        self.stream.write(text)
+        self.column += measure(text)

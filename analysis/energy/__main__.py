@@ -21,6 +21,7 @@ from record.run_paths import RunPaths
 from settings import ROOT, SettingsError, explain_error, load_config
 from settings.config import Config
 from settings.resolve import show_path
+from settings.terminal import complain
 
 
 def main() -> int:
@@ -48,10 +49,10 @@ def main() -> int:
             path, {name: np.ma.masked_invalid(column) for name, column in columns.items()}
         )
     except OSError as error:
-        sys.stderr.write(f"{error}. Check its permissions and the free disk space\n")
+        complain(f"{error}. Check its permissions and the free disk space")
         return BAD_DATA
     except (SettingsError, RunError) as error:
-        sys.stderr.write(f"{explain_error(error)}\n")
+        complain(explain_error(error))
         return error.exit_code
     sys.stdout.write(f"{run.name}, step {run.columns['step'][-1]:,.0f}: energy of the GPUs\n")
     lines = [describe_steps(columns), *energy.remarks]

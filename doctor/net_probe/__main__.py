@@ -6,6 +6,7 @@ import sys
 from doctor.net_probe import net, pods
 from k8s.cluster.where import decide
 from settings import SettingsError, explain_error
+from settings.terminal import complain
 
 
 def main() -> int:
@@ -14,7 +15,7 @@ def main() -> int:
         place = decide()
         return pods.main(place) if place.cluster else net.here(place.config)
     except SettingsError as error:
-        sys.stderr.write(f"{explain_error(error)}\n")
+        complain(explain_error(error))
         return net.BAD_SETTING
     except KeyboardInterrupt:
         return net.TOLD_TO_STOP

@@ -25,6 +25,7 @@ from settings import SettingsError, explain_error
 from settings.addresses import join_address
 from settings.config import Config
 from settings.resolve import resolve
+from settings.terminal import complain
 from train.distributed.registry import Verdict
 
 BAD_SETTING, TOLD_TO_STOP = 64, 130
@@ -37,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
         _, *said = argv
         return in_pod(*said)
     except SettingsError as error:
-        sys.stderr.write(f"{explain_error(error)}\n")
+        complain(explain_error(error))
         return BAD_SETTING
     except KeyboardInterrupt:
         return TOLD_TO_STOP
@@ -107,7 +108,7 @@ def in_pod(
 
 def ended(verdict: Verdict) -> int:
     if verdict.why:
-        sys.stderr.write(f"net-probe: {verdict.why}\n")
+        complain(f"net-probe: {verdict.why}")
     return verdict.code
 
 

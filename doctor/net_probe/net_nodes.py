@@ -17,6 +17,7 @@ from doctor.net_probe.net_rounds import ring, rounds
 from plan.network.links import Flow, Links, Pair
 from settings.addresses import is_loopback
 from settings.config import Config
+from settings.terminal import complain
 from train.diloco import site_registry
 from train.distributed.registry import (
     Client,
@@ -44,8 +45,7 @@ Say = Callable[[str], None]
 
 def say(text: str) -> None:
     """What goes on, beside what is found."""
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
+    complain(text)
 
 
 class Gone(Exception):

@@ -24,6 +24,7 @@ from k8s.cluster.kubectl import (
 )
 from settings import SettingsError, explain_error
 from settings.config import Config
+from settings.terminal import complain
 
 LABELS = (
     "topology.kubernetes.io/zone",
@@ -233,10 +234,10 @@ def main() -> int:
         with keeping_to(reach()):
             sys.stdout.write(table(nodes(), c))
     except SettingsError as error:
-        sys.stderr.write(f"{explain_error(error)}\n")
+        complain(explain_error(error))
         return BAD_SETTING
     except Refused as refused:
-        sys.stderr.write(f"{refused.sentence}\n")
+        complain(refused.sentence)
         return refused.code
     return 0
 

@@ -203,7 +203,7 @@ def told(
         if not over and not live:
             phase = f"killed while {phase}" if not at_work else f"{phase}, when its pods were lost"
             over = True
-        lines.append(status.line_of(name, state, phase, over, clock))
+        lines.append(status.line_of(f"{name} ", state, phase, over, clock))
         silent = clock - float(state.get("heartbeat") or clock)
         if not over and silent > SILENT_S:
             lines.append(
@@ -234,7 +234,7 @@ def told_of_sites(
         away = phase not in status.OVER and silent > SILENT_S
         lines.append(
             status.line_of(
-                f"site {site}",
+                f"site {site} ",
                 state,
                 f"{phase}, and silent" if away else phase,
                 phase in status.OVER,

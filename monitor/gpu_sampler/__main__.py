@@ -28,6 +28,7 @@ from record.run_paths import RunPaths
 from settings import ROOT, SettingsError, explain_error, load_config
 from settings.config import SETTINGS, Config
 from settings.resolve import show_path
+from settings.terminal import complain
 from settings.visible_gpus import visible_gpus
 
 log = logging.getLogger("monitor.gpu_sampler")
@@ -170,7 +171,7 @@ def main(argv: list[str]) -> int:
     try:
         c = settings(arguments.interval_ms)
     except SettingsError as error:
-        sys.stderr.write(f"{explain_error(error)}\n")
+        complain(explain_error(error))
         return 64
     paths, end, run = RunPaths.of_node(c, ROOT), End(), None
     try:
@@ -182,7 +183,7 @@ def main(argv: list[str]) -> int:
                 return 0
         record(c, paths, driver, end, run)
     except (nvml.Unavailable, locks.RunFolderError) as error:
-        sys.stderr.write(f"gpu-sampler: {error}\n")
+        complain(f"gpu-sampler: {error}")
         return 0 if run and isinstance(error, locks.RunIsHeld) else 78
     return 0
 

@@ -116,7 +116,7 @@ def test_what_cannot_be_exported_is_refused(
     base = tmp_path / "base"
     shutil.copytree(models["llama"], base)
     env = env_of(tmp_path, base, chats, MAX_STEPS="2")
-    assert "there is no such run" in export(env | {"RUN_NAME": "none"}, code=78)
+    assert "There is no run none in" in export(env | {"RUN_NAME": "none"}, code=78)
     finetune(env)
     assert "has no checkpoint of that step. There are: 2" in export(env | {"STEP": "7"}, code=64)
     said = train(

@@ -59,7 +59,7 @@ def test_a_run_at_work_is_told_with_its_pods_its_steps_and_its_sites(
     ]
     assert "at 2 sites: ksu (1), ucsd (3)" in out and "SITE=NAME" in out
     assert (
-        f"{RUN:30} training       step 2100/190735  loss 3.2500  " in out
+        f"{RUN}  training       step 2100/190735  loss 3.2500  " in out
         and f"s ago on {JOB}-0" in out
     )
     assert (
@@ -154,7 +154,7 @@ def test_a_job_that_a_code_has_failed_is_explained_and_gives_that_code(
     assert f"failed: {JOB}-2-aaaaa ended with exit code {exit_code} ({meaning}" in out
     assert "BATCH_TOKENS=7: the last line" in out and "next: make logs" in out
     assert len(reader.made) == 1 and f"starting {JOB}-reader" in err
-    assert f"{RUN:30} crashed        step 2100/190735" in out
+    assert f"{RUN}  crashed        step 2100/190735" in out
     assert [p["metadata"]["name"] for p in cluster.objects("Pod")] == [
         f"{JOB}-2-aaaaa"
     ]  # the reader is gone
@@ -235,7 +235,7 @@ def test_a_run_that_is_done_is_told_when_its_pods_are_gone(
     with ReaderRuns(cluster) as reader:
         code, out, _ = user("status")
     assert code == 0 and "complete: all 4 pods have ended well, after 1:02:0" in out
-    assert f"{RUN:30} done           step 190735/190735" in out and "next: make fetch-run" in out
+    assert f"{RUN}  done           step 190735/190735" in out and "next: make fetch-run" in out
     spec = reader.specs[0]["spec"]
     assert (
         spec["activeDeadlineSeconds"] > 0

@@ -195,7 +195,7 @@ def test_a_run_of_here_is_not_fetched_and_one_that_is_not_is_said(
     assert jobs.main(["fetch-run"]) == 78 and "WHERE=cluster" in capsys.readouterr().err
     monkeypatch.setenv("RUN_NAME", "absent")
     for command in ("logs", "describe", "checkpoints"):
-        assert jobs.main([command]) == 78 and "there is no run absent in" in capsys.readouterr().err
+        assert jobs.main([command]) == 78 and "There is no run absent in" in capsys.readouterr().err
     assert jobs.main(["destroy"]) == 64 and "usage" in capsys.readouterr().err
 
 

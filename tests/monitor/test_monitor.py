@@ -260,7 +260,9 @@ def test_a_job_that_has_no_trainer_yet(once: Once, paths: RunPaths) -> None:
 def test_no_such_run_and_bad_settings(once: Once, paths: RunPaths) -> None:
     told = once()
     assert (told.returncode, told.stdout) == (78, "")
-    assert told.stderr == f"there is no run a-run in {paths.folder.parent}; make runs lists them\n"
+    assert (
+        told.stderr == f"There is no run a-run in {paths.folder.parent}. `make runs` lists them.\n"
+    )
     told = once(INTERVAL_MS="0")
     assert told.returncode == 64 and "INTERVAL_MS=0" in told.stderr and told.stdout == ""
     made(paths, "done")

@@ -97,7 +97,7 @@ def test_the_text_of_the_last_skipped_step_is_shown_whatever_is_in_the_record(pa
         recorder.event("skip", step, 0, reason="loss", texts=texts)
     _, title, *lines = status.describe_skips(paths).splitlines()
     assert "step 5 was skipped (loss)" in title
-    assert all(line.startswith(" " * 31) and line.isprintable() for line in lines)
+    assert all(line.startswith("  ") and line.isprintable() for line in lines)
     assert [line.strip() for line in lines[:4]] == [
         r"web train_00000.bin: \x1b[2J\u202ehello",
         r"web a\x07.bin: \x1b[2J\u202ehello",
@@ -423,7 +423,7 @@ def test_a_node_that_is_not_the_first_asks_its_own_job(paths, processes):
 @pytest.mark.parametrize(
     ("name", "code", "words"),
     [
-        ("absent", 78, "there is no run absent in {folder}; make runs lists them"),
+        ("absent", 78, "There is no run absent in {folder}. `make runs` lists them."),
         ("a b", 64, "RUN_NAME=a b"),
     ],
 )
@@ -439,6 +439,13 @@ def test_a_target_without_a_run_says_why(
     monkeypatch.setenv("RUN_NAME", name)
     assert status.main([command]) == code
     assert words.format(folder=paths.folder.parent) in capsys.readouterr().err
+
+
+def test_a_mistyped_name_is_answered_with_the_nearest_run(paths, monkeypatch, capsys):
+    write_status(paths)
+    monkeypatch.setenv("RUN_NAME", f"{paths.name}x")
+    assert status.main(["status"]) == 78
+    assert f". Did you mean {paths.name}? `make runs`" in capsys.readouterr().err
 
 
 def test_a_run_in_the_background_that_was_refused_shows_its_last_words(paths, capsys):

@@ -1,10 +1,9 @@
 """train/console.py: what a terminal shows of a run, and what goes to the log only."""
 
+import io
 import os
 import subprocess
 import sys
-
-import pytest
 
 from tests.running import ROOT
 from tests.terminal import show
@@ -40,19 +39,26 @@ def test_control_characters_and_what_the_encoding_lacks_are_escaped():
     assert not done.stderr
 
 
-@pytest.mark.parametrize(
-    ("text", "lines"),
-    [
-        ("two  blanks, 20 col.", ["two  blanks, 20 col."]),
-        ("a line of twenty co. and/or more", ["a line of twenty co.", "  and/or more"]),
-        ("a line of twenty-one.", ["a line of", "  twenty-one."]),
-        (f"a {30 * 'b'}", ["a", f"  {30 * 'b'}"]),
-        ("  one that is indented stays", ["  one that is indented stays"]),
-    ],
-)
-def test_lines_end_at_blanks_within_the_columns(monkeypatch, text, lines):
-    monkeypatch.setenv("COLUMNS", "20")
-    assert console.wrap(text).split("\n") == lines
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_generated_text_breaks_between_words_on_a_terminal_alone(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "12")
+    parts = ["Once up", "on a ti", "me,\n", "there was 北京北京北京", f" and {14 * 'x'}.\n"]
+    written = {}
+    for stream in (Terminal(), io.StringIO()):
+        output = console.WrappedText(stream)
+        for part in parts:
+            output.write(part)
+        written[type(stream)] = stream.getvalue()
+    assert written[io.StringIO] == "".join(parts)
+    lines = written[Terminal].split("\n")
+    assert [line.rstrip() for line in lines] == [
+        *("Once upon a", "time,", "there was", "北京北京北京", "and"),
+        *(12 * "x", "xx.", ""),
+    ]
 
 
 QUIET = """

@@ -24,6 +24,7 @@ from record.run_paths import RunPaths
 from settings import ROOT, SettingsError, explain_error, load_config
 from settings.addresses import is_loopback, join_address, split_address
 from settings.config import Config
+from settings.terminal import complain
 from train import timeouts
 from train.distributed.pod import in_pod
 
@@ -46,7 +47,7 @@ def main() -> int:
         since_ns = mark_begin() if in_pod() else 0
         servers = serve(config)
     except SettingsError as error:
-        sys.stderr.write(f"{explain_error(error)}\n")
+        complain(explain_error(error))
         return BAD_SETTING
     code = DONE
     if in_pod():

@@ -15,6 +15,7 @@ from typing import TextIO
 
 from settings import explain_error
 from settings.config import Config
+from train import console
 from train.distributed.world import PeersMissing, World, join, leave, report_exit
 from train.generate.load_run import PROBLEMS, settings_of_command
 
@@ -30,7 +31,7 @@ def run_command(work: Callable[[Config, World], int], output: TextIO) -> int:
         work: what is done; it returns the exit code.
         output: where the log goes.
     """
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=output)
+    console.start_logging(output)
     # DCP, in one process
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")
     for number in STOPS:

@@ -244,8 +244,9 @@ def find_without_run(config: Config, given: Collection[str]) -> Found:
         return find_folder(config, given)
     paths = (ROOT / config.runs_dir).glob("*/config.json")
     runs = sorted(path.parent.name for path in paths)
+    hint = status.suggest(RunPaths.of(config.runs_dir, config.run_name, ROOT))
     raise RunFolderError(
-        f"RUN_NAME={config.run_name}: there is no such run in {config.runs_dir}. Its runs: "
+        f"RUN_NAME={config.run_name}: there is no such run in {config.runs_dir}. {hint}Its runs: "
         f"{some(runs) or 'none'}. Choose one of them, train one with make train, fetch one from the "
         "cluster with make fetch-run, or set INIT_FROM to a folder of weights."
     )
@@ -322,7 +323,7 @@ def no_checkpoint(paths: RunPaths) -> CheckpointError:
     if is_at_work(paths):
         return CheckpointError(
             f"{error}It is running: wait for its first one (SAVE_MINUTES), or run make stop "
-            f"{name_run(paths.folder)}, which saves one once it trains. The command that started it resumes it."
+            f"{name_run(paths.folder)}, which saves one once it trains. Run the same command to resume."
         )
     return CheckpointError(f"{error}Train it again, with a smaller SAVE_EVERY if it fails early.")
 

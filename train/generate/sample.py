@@ -22,6 +22,7 @@ from typing import NoReturn
 
 from settings import SettingsError
 from settings.config import Config
+from train import console
 from train.checkpoint.manifest import CheckpointError
 from train.data import prepare
 from train.distributed.world import World
@@ -201,7 +202,8 @@ def write(trained: Trained, ids: list[int], stops: Sequence[int] = (), before: s
     """
     config = trained.config
     samples = range(config.samples)
-    show = put if config.samples == 1 else str
+    output = console.WrappedText(sys.stdout)
+    show = output.write if config.samples == 1 else str
     streams = [TextStream(trained.vocabulary, ids) for _ in samples]
     texts = [""] * config.samples
     count = 0
@@ -233,14 +235,9 @@ def write(trained: Trained, ids: list[int], stops: Sequence[int] = (), before: s
     if config.samples > 1:
         for number, text in enumerate(texts):
             head = f"==== {number + 1} of {config.samples}, SEED={config.seed + number}"
-            put(f"{head}\n{before}{text}\n")
+            output.write(f"{head}\n{before}{text}\n")
     log.info("\n%d tokens in %.2f s, %.1f tokens/s", count, took, count / took)
     return texts[0]
-
-
-def put(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":
