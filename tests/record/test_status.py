@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from record import status
-from record.metrics import Recorder
+from record.recorder import Recorder
 from record.run_paths import RunPaths
 from record.status import Status
 from settings import ROOT

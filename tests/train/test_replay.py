@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from record.metrics import Recorder
+from record.recorder import Recorder
 from record.run_paths import RunPaths
 from settings.config import Config
 from tests.running import environment, tensors, train

@@ -6,7 +6,7 @@ from typing import cast
 import pytest
 
 from record.locks import RunFolderError
-from record.metrics import Recorder
+from record.recorder import Recorder
 from record.run_paths import RunPaths
 from tests.train.making import ALONE
 from train.faults import recovery

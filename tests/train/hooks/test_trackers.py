@@ -258,6 +258,19 @@ def test_a_run_offline_is_the_same_and_leaves_no_secret(tmp_path, data, undistur
     assert find_text(KEYS[0], run) == []
 
 
+def test_a_run_is_the_same_with_other_trackers_and_they_have_it(tmp_path, data, undisturbed):
+    python = python_with_trackers()
+    env = environment(tmp_path, data, TRACKERS="tensorboard,trackio", DONE_S=120)
+    train(env, command=[python, "-m", "train.main"])
+    run = tmp_path / "run"
+    assert losses(run) == undisturbed
+    expected = [(step, pytest.approx(undisturbed[step][0])) for step in (1, *range(5, 41, 5))]
+    for name in ("tensorboard", "trackio"):
+        values = read_values(python, name, run)
+        shown = [(step, value) for step, key, value, _ in values if key == "train/loss"]
+        assert shown == expected
+
+
 @pytest.mark.fault(21)
 @pytest.mark.parametrize(
     ("where", "how", "problem"),
