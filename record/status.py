@@ -35,7 +35,7 @@ from record.locks import (
     read_holder,
     read_stage,
 )
-from record.metrics import RecordReader, duration, is_number
+from record.metrics import Record, RecordReader, duration, is_number
 from record.run_paths import RunPaths
 from settings import ROOT, SettingsError
 from settings.config import Config
@@ -239,15 +239,22 @@ def look_up(paths: RunPaths) -> tuple[dict[str, Any], str]:
 def recall(paths: RunPaths) -> dict[str, Any]:
     """Return what the end of a run's record says of its status."""
     state: dict[str, Any] = {"phase": "unknown"}
-    with contextlib.suppress(OSError):
-        for record in RecordReader(paths.metrics, LAST_BYTES).read_new():
-            state |= {"phase": "training", "heartbeat": record["time"]}
-            for key in ("host", *KNOWN):
-                if record.get(key) is not None:
-                    state[key] = record[key]
-            if record["event"] == "end":
-                state["phase"] = record.get("reason", "done")
+    for record in read_tail(paths):
+        state |= {"phase": "training", "heartbeat": record["time"]}
+        for key in ("host", *KNOWN):
+            if record.get(key) is not None:
+                state[key] = record[key]
+        if record["event"] == "end":
+            state["phase"] = record.get("reason", "done")
     return state
+
+
+def read_tail(paths: RunPaths) -> list[Record]:
+    """Return the last records of a run; none where they cannot be read."""
+    try:
+        return RecordReader(paths.metrics, LAST_BYTES).read_new()
+    except OSError:
+        return []
 
 
 def line_of(name: str, state: dict[str, Any], phase: str, over: bool, now: float) -> str:
@@ -269,10 +276,8 @@ def describe_results(paths: RunPaths) -> str:
     if is_closed(paths):
         return ""
     state, _ = look_up(paths)
-    if "val_loss" not in state:  # written by an earlier version
-        state["val_loss"] = recall(paths).get("val_loss")
     text = ""
-    if is_number(state["val_loss"]):
+    if is_number(state.get("val_loss")):
         text += f"  validation {state['val_loss']:.4f}"
     if is_number(state.get("heartbeat")):
         text += time.strftime("  %Y-%m-%d", time.localtime(state["heartbeat"]))
@@ -286,8 +291,7 @@ def describe_results(paths: RunPaths) -> str:
 
 def describe_wandb(paths: RunPaths) -> str:
     """Return a line that says where the run is at W&B; "" if it is not."""
-    state = read(paths.wandb_state)
-    where = state.get("where") or state.get("url")  # as earlier versions wrote it
+    where = read(paths.wandb_state).get("where")
     return f"\n{'':30} W&B: {where}" if where else ""
 
 
@@ -361,29 +365,26 @@ def list_runs(paths: RunPaths) -> str:
 
 def describe_skip(paths: RunPaths) -> str:
     """Return lines on the text of the last step that was skipped, if the end of the record has one; else ""."""
-    skip: dict[str, Any] = {}
-    with contextlib.suppress(OSError):
-        for record in RecordReader(paths.metrics, LAST_BYTES).read_new():
-            if record["event"] == "skip":
-                skip = record
+    skip: Record = {}
+    for record in read_tail(paths):
+        if record["event"] == "skip":
+            skip = record
     documents = skip.get("documents")
-    if not isinstance(documents, list) or not documents:
+    if not documents:
         return ""
-    lines = [f"step {skip['step']} was skipped ({skip.get('reason')}). Its text:"]
+    lines = [f"step {skip['step']} was skipped ({skip['reason']}). Its text:"]
     lines += [describe_document(document)[:LINE] for document in documents[:DOCUMENTS]]
     if len(documents) > DOCUMENTS:
         lines.append(f"and {len(documents) - DOCUMENTS} more in {show_path(paths.metrics)}")
     return "".join(f"\n{'':30} {make_printable(line)}" for line in lines)
 
 
-def describe_document(document: Any) -> str:
+def describe_document(document: dict[str, Any]) -> str:
     """Return a document of the record (train/data/sample_text.py) as one line: where it is from, how it begins."""
-    if not isinstance(document, dict):
-        return "?"
-    place = document.get("shard")
+    place = document["shard"]
     if "file" in document:
-        place = f"{document['file']}:{document.get('row')}"
-    return f"{document.get('source')} {place}: {document.get('text')}"
+        place = f"{document['file']}:{document['row']}"
+    return f"{document['source']} {place}: {document['text']}"
 
 
 def main(argv: list[str], run: RunPaths | None = None) -> int:
