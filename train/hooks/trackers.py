@@ -169,8 +169,8 @@ class Tracker(threading.Thread):
         if not self.has_failed:
             self.has_failed = True
             self.say(
-                f"{self.title}: {' '.join(problem.split())}. The run goes on without it. "
-                f"To send it later: make mirror RUN_NAME={self.config.run_name}"
+                f"{self.title}: {' '.join(problem.split())}. Training is not affected. "
+                f"To send the run later: make mirror RUN_NAME={self.config.run_name}"
             )
 
 
