@@ -197,7 +197,7 @@ energy: setup ## Compute kWh and cost of RUN_NAME from its GPU samples
 
 .PHONY: mirror
 mirror: setup ## Send RUN_NAME to W&B and TRACKERS now: docs/trackers.md
-	@$(PY) -m record.trackers.processes
+	@$(PY) -m train.hooks.trackers
 
 ##@ Use
 .PHONY: eval

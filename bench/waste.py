@@ -21,7 +21,7 @@ from bench import ours
 from doctor.gpu_probe import messages, worker
 from doctor.gpu_probe.foreign_load import Foreign, worst
 from doctor.gpu_probe.shapes import SHAPES, Shape
-from record.metrics import Recorder
+from record.recorder import Recorder
 from record.run_paths import RunPaths
 from record.status import Status
 from settings.config import Config

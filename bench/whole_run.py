@@ -4,19 +4,22 @@
     python -m bench.whole_run SHAPE bare       the bare step and the machine's ceiling, in a process of its own
 
     round: bare steps and the ceiling in turn -> scripts/launch.sh trains the same shape on shards that are made here,
-           with PROFILE=1 -> its record, and the summary of its profiled steps
+           with PROFILE=1 -> its record, and the trace of its profiled steps
 
 A step has as many micro-batches as the shape says. Speed is that between the lines of the record, behind the profiled
 steps, so that all that is done between steps is in it; MFU is what the record says. No evaluation or checkpoint falls
 into these steps: waste.py has those. Ids are random, of a tokenizer of 512 entries: products have the same size.
 """
 
+import gzip
+import json
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +42,6 @@ from train.data.manifest import Manifest, Seal
 from train.data.shards import write_shard
 from train.data.sources.pin import pin
 from train.hooks.profiler import PROFILE_STEPS, SETTLE
-from train.profile import time_shares
 
 PREFIX = "run-"  # in BENCH_SHAPES, before a shape
 SOURCE, ENTRIES = "python-stdlib", 512
@@ -59,6 +61,19 @@ TOLD = (
     "grad_clip",
     "optimizer",
 )  # settings in which a run of the shape may differ from a preset
+
+Event = dict[str, Any]
+MARK = "user_annotation"  # category of marks on the host
+# Names of operators and of kernels: cuBLAS, CUTLASS, flash-attn, cuDNN, Triton. A batched product is one of attention:
+# this trainer's model has no other.
+ATTENTION = re.compile(
+    r"^aten::(bmm|baddbmm|_?softmax(_backward_data)?)$|scaled_dot_product|fused\w*softmax"
+    r"|flash|fmha|sdpa|attention"
+)
+MATMUL = re.compile(
+    r"^aten::(mm|addmm_?|linear|_scaled_mm)$|gemm|gemv|nvjet|cublas|cutlass|xmma|split[kK]"
+    r"|triton_tem\w*_(add)?mm"
+)
 
 HEADER_ROWS = (
     "| whole run | tokens/s | MFU by its record | of the matmul ceiling, % | of its bare step's tokens/s, "
@@ -200,13 +215,42 @@ def trained(shape: Shape, folder: Path, step_s: float) -> dict[str, Any]:
         ],
         int(told["BATCH_TOKENS"]),
     )
-    (summary,) = (paths.folder / "profile").glob("*.txt")
-    rows = time_shares.read_table(summary.read_text())
-    _, step_ms = rows.pop(time_shares.A_STEP)
-    return found | {
-        "profiled_step_s": step_ms / 1000,
-        "percent": {name: percent for name, (percent, _) in rows.items()},
+    (trace,) = (paths.folder / "profile").glob("*.json.gz")
+    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    return found | of_trace([event for event in events if event.get("ph") == "X"])
+
+
+def of_trace(events: Sequence[Event]) -> dict[str, Any]:
+    """Seconds of a profiled step, and which percent of it each kind of work takes: of kernels on a GPU, else of operators.
+
+    events: of a Chrome trace, with times in microseconds.
+    """
+    steps = [e for e in events if e["name"].startswith("ProfilerStep#") and e["cat"] == MARK]
+    begin, step_us = steps[0]["ts"], sum(step["dur"] for step in steps)
+    inside = [e for e in events if begin <= e["ts"] < begin + step_us]
+    work = [e for e in inside if e["cat"] == "kernel"]
+    if not work:
+        main = steps[0]["tid"]
+        work = [e for e in inside if e["cat"] == "cpu_op" and e["tid"] == main]
+    attention = [e for e in work if ATTENTION.search(e["name"])]
+    products = [e for e in work if MATMUL.search(e["name"]) and not ATTENTION.search(e["name"])]
+    share = {
+        "matmul": 100 * covered_us(products) / step_us,
+        "attention": 100 * covered_us(attention) / step_us,
     }
+    busy = 100 * covered_us(work) / step_us
+    share |= {"other work": busy - sum(share.values()), "gaps": 100 - busy}
+    return {"profiled_step_s": step_us / len(steps) / 1e6, "percent": share}
+
+
+def covered_us(events: Sequence[Event]) -> float:
+    """Time in which at least one of the events goes on, such as an operator and those that it calls."""
+    covered = end = 0.0
+    for event in sorted(events, key=lambda event: event["ts"]):
+        begin = max(end, event["ts"])
+        end = max(end, event["ts"] + event["dur"])
+        covered += max(0.0, end - begin)
+    return covered
 
 
 def of_record(steps: list[Any], batch_tokens: int) -> dict[str, Any]:

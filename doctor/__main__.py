@@ -21,7 +21,7 @@ from k8s.cluster.job_spec import cluster_config
 from plan.allow_fail import refuse_unknown_checks
 from plan.report import wrapped
 from record import terminal
-from record.trackers.processes import check_trackers
+from record.tracker_settings import check_trackers
 from settings import SettingsError, explain_error, load_config
 from settings.config import Config
 from settings.finding import (

@@ -18,7 +18,7 @@ from plan.fleet import fleet_of
 from plan.network import links
 from plan.planner import Plan, plan
 from plan.report import brief
-from record.trackers.processes import check_trackers
+from record.tracker_settings import check_trackers
 from settings import SettingsError, explain_error, load_config
 from settings.checks import PRETRAINING
 from settings.config import Config

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from doctor import web
 from plan.data_wanted import sealed
-from record.trackers.wandb_env import find_key, find_mode, find_server, has_identity
+from record.tracker_settings import find_key, find_mode, find_server, has_identity
 from settings.config import Config
 from settings.finding import FAIL, PASS, WARN, Finding
 from train.data.data_paths import source_of, tokenizer_path

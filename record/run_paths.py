@@ -109,12 +109,8 @@ class RunPaths:
         return self.folder / "eval" / f"{name}.json"
 
     def profile(self, step: int) -> Path:
-        """Return what torch's profiler recorded from this step on; the summary is next to it."""
+        """Return what torch's profiler recorded from this step on; the table of operators is next to it."""
         return self.folder / "profile" / f"{name_checkpoint(step)}.json.gz"
-
-    def tracker_log(self, name: str) -> Path:
-        """Return the log of a tracker: wandb, tensorboard or trackio."""
-        return self.logs / f"{name}.log"
 
     def gpu_metrics(self, stamp: str) -> Path:
         """Return power and temperature of the GPUs from a moment YYYYMMDD_HHMMSS on."""

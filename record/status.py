@@ -35,7 +35,7 @@ from record.locks import (
     read_holder,
     read_stage,
 )
-from record.metrics import RecordReader, duration, is_number
+from record.metrics import Record, RecordReader, duration, is_number
 from record.run_paths import RunPaths
 from settings import ROOT, SettingsError, explain_error, load_config
 from settings.config import Config
@@ -244,15 +244,22 @@ def look_up(paths: RunPaths) -> tuple[dict[str, Any], str]:
 def recall(paths: RunPaths) -> dict[str, Any]:
     """Return what the end of a run's record says of its status."""
     state: dict[str, Any] = {"phase": "unknown"}
-    with contextlib.suppress(OSError):
-        for record in RecordReader(paths.metrics, LAST_BYTES).read_new():
-            state |= {"phase": "training", "heartbeat": record["time"]}
-            for key in ("host", *KNOWN):
-                if record.get(key) is not None:
-                    state[key] = record[key]
-            if record["event"] == "end":
-                state["phase"] = record.get("reason", "done")
+    for record in read_tail(paths):
+        state |= {"phase": "training", "heartbeat": record["time"]}
+        for key in ("host", *KNOWN):
+            if record.get(key) is not None:
+                state[key] = record[key]
+        if record["event"] == "end":
+            state["phase"] = record.get("reason", "done")
     return state
+
+
+def read_tail(paths: RunPaths) -> list[Record]:
+    """Return the last records of a run; none where they cannot be read."""
+    try:
+        return RecordReader(paths.metrics, LAST_BYTES).read_new()
+    except OSError:
+        return []
 
 
 def line_of(name: str, state: dict[str, Any], phase: str, over: bool, now: float) -> str:
@@ -274,10 +281,8 @@ def describe_results(paths: RunPaths) -> str:
     if is_closed(paths):
         return ""
     state, _ = look_up(paths)
-    if "val_loss" not in state:  # written by an earlier version
-        state["val_loss"] = recall(paths).get("val_loss")
     text = ""
-    if is_number(state["val_loss"]):
+    if is_number(state.get("val_loss")):
         text += f"  validation {state['val_loss']:.4f}"
     if is_number(state.get("heartbeat")):
         text += time.strftime("  %Y-%m-%d", time.localtime(state["heartbeat"]))
@@ -291,8 +296,7 @@ def describe_results(paths: RunPaths) -> str:
 
 def describe_wandb(paths: RunPaths) -> str:
     """Return a line that says where the run is at W&B; "" if it is not."""
-    state = read(paths.wandb_state)
-    where = state.get("where") or state.get("url")  # as earlier versions wrote it
+    where = read(paths.wandb_state).get("where")
     return f"\n  W&B: {where}" if where else ""
 
 
@@ -384,19 +388,18 @@ def describe_skips(paths: RunPaths) -> str:
 
     "" if the end of the record has neither.
     """
-    last: dict[str, dict[str, Any]] = {}
-    with contextlib.suppress(OSError):
-        for record in RecordReader(paths.metrics, LAST_BYTES).read_new():
-            last[record["event"]] = record
+    last: dict[str, Record] = {}
+    for record in read_tail(paths):
+        last[record["event"]] = record
     lines = []
     if "skip" in last:
         skip = last["skip"]
-        title = f"step {skip['step']} was skipped ({skip.get('reason')}). Its text:"
+        title = f"step {skip['step']} was skipped ({skip['reason']}). Its text:"
         lines += describe_texts(title, skip, paths)
     if "rollback" in last:
         rollback = last["rollback"]
         title = (
-            f"the run went back from step {rollback.get('from')} to {rollback['step']}. "
+            f"the run went back from step {rollback['from']} to {rollback['step']}. "
             "Text that it passes over:"
         )
         lines += describe_texts(title, rollback, paths)
@@ -406,7 +409,7 @@ def describe_skips(paths: RunPaths) -> str:
 def describe_texts(title: str, record: dict[str, Any], paths: RunPaths) -> list[str]:
     """Return a title and a line for each of the first texts of a record; [] if it has none."""
     texts = record.get("texts")
-    if not isinstance(texts, list) or not texts:
+    if not texts:
         return []
     lines = [title]
     lines += [describe_text(text)[:LINE] for text in texts[:TEXTS]]
@@ -415,11 +418,9 @@ def describe_texts(title: str, record: dict[str, Any], paths: RunPaths) -> list[
     return lines
 
 
-def describe_text(text: Any) -> str:
+def describe_text(text: dict[str, Any]) -> str:
     """Return a text of the record (train/data/sample_text.py) as one line: where it is from, how it begins."""
-    if not isinstance(text, dict):
-        return "?"
-    return f"{text.get('source')} {text.get('shard')}: {text.get('text')}"
+    return f"{text['source']} {text['shard']}: {text['text']}"
 
 
 def main(argv: list[str], run: RunPaths | None = None) -> int:

@@ -14,9 +14,9 @@ SITE = Path(__file__).resolve().parent / "site"
 
 # Constant -> the module that defines it.
 MODULES: dict[str, str] = {
-    "DONE_S": "record.trackers.processes",
-    "RETRY_S": "record.trackers.follow",
-    "UPLOAD_S": "record.trackers.processes",
+    "DONE_S": "train.hooks.trackers",
+    "STOPPED_S": "train.hooks.trackers",
+    "STUCK_S": "train.hooks.trackers",
     "REFRESH_S": "monitor.watch",
     "CHECKPOINT_TIMEOUT_S": "train.timeouts",
     "DATA_TIMEOUT_S": "train.timeouts",

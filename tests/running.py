@@ -25,7 +25,7 @@ WITH_CONSTANTS = os.pathsep.join((str(SITE), str(ROOT)))  # PYTHONPATH
 # What Python and libraries ask for while they are imported, and what a copy of a process has of it.
 OF_IMPORTING = ("PYTHON", "OMP_", "TORCH", "HF_", "CUDA", "LD_PRELOAD")
 NOT_COPIED = (
-    "record.trackers.processes",
+    "train.hooks.trackers",
     "train.data.prepare",
 )  # they start processes of their own, by what they were started with
 AS_IT_IS = {"OMP_NUM_THREADS": ("1",), "PYTHONPATH": (str(ROOT), WITH_CONSTANTS, inject.PATH)}

@@ -1,12 +1,11 @@
-"""Trackers in tests: a Python that has their packages, their processes, and what they stored, read with the packages.
+"""Trackers in tests: a Python that has their packages, and what they stored, read back with the packages.
 
 python = python_with_trackers()                    .venv with requirements/trackers.txt on top, cached in /tmp
-process = start(python, "trackio", run)            follows run/metrics.jsonl until its standard input ends
+mirror(python, run, TRACKERS="trackio")            sends the record of a run, as `make mirror` does
 read_values(python, "trackio", run)                [(step, name, value, time), ...]
 """
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from tests import wandb_file
 from tests.extra_packages import install_apart
-from tests.running import ROOT, environment
+from tests.running import ROOT, environment, train
 
 READERS = {
     "tensorboard": """
@@ -61,20 +60,14 @@ def make_environment(folder: Path) -> list:
     return ["--python", folder / "bin" / "python"]
 
 
-def start(python: str, name: str, run: Path, **more: str) -> subprocess.Popen:
-    """Start the process of a tracker as the trainer does."""
-    mode = "offline" if name == "wandb" else "disabled"
-    env = environment(run.parent, {}, WANDB_MODE=mode, MAX_STEPS=40, RETRY_S=1) | more
-    env["PYTHONDONTWRITEBYTECODE"] = "1"  # a file limit would leave torn .pyc files
-    command = [python, "-m", f"record.trackers.{name}_tracker"]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, env=env, cwd=ROOT, stdin=pipe, stdout=pipe, text=True)
+def mirror(python: str, run: Path, code: int = 0, **settings: object) -> str:
+    """Send a run of 40 steps to its trackers, and return what was printed."""
+    env = environment(run.parent, {}, MAX_STEPS=40, **settings)
+    return train(env, command=[python, "-m", "train.hooks.trackers"], code=code)
 
 
 def read_values(python: str, name: str, run: Path) -> list[tuple[int, str, float, float]]:
     """Return all values that a tracker stored, by step and name."""
-    if not (run / name).exists():
-        return []
     if name == "wandb":
         return sorted(
             (row["step"], key, value, row["_timestamp"])
@@ -85,14 +78,3 @@ def read_values(python: str, name: str, run: Path) -> list[tuple[int, str, float
     code = f"import json\nrun = {str(run)!r}\n{READERS[name]}\nprint('\\n' + json.dumps(values))"
     output = subprocess.check_output([python, "-c", code], text=True)
     return sorted(map(tuple, json.loads(output.splitlines()[-1])))
-
-
-def find_process(lock: Path) -> int:
-    """Return the process that holds a lock file open; 0 without one."""
-    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
-        try:
-            if os.readlink(descriptor) == str(lock):
-                return int(descriptor.parts[2])
-        except OSError:
-            continue
-    return 0

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from record.durable import write_whole
-from record.metrics import Recorder
 from record.provenance import provenance
+from record.recorder import Recorder
 from record.run_paths import RunPaths
 from record.status import Status
 from settings import SettingsError

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from hardware.flops import flops_per_token, mfu, peak_tflops
-from record.metrics import Recorder
+from record.recorder import Recorder
 from record.run_paths import RunPaths
 from record.status import Status
 from settings.config import Config

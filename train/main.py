@@ -24,7 +24,7 @@ from record.exit_codes import (
 )
 from record.run_paths import RunPaths
 from record.status import Status
-from record.trackers.processes import check_trackers
+from record.tracker_settings import check_trackers
 from settings import ROOT, ExpectedError, explain_error, load_config
 from settings.config import Config
 from train import console, loop

@@ -27,6 +27,38 @@ def test_speed_is_that_between_the_lines_of_the_record() -> None:
     assert whole_run.of_record([step | {"mfu": None} for step in steps], 100)["mfu"] is None
 
 
+def event(name: str, ts: float, dur: float, cat: str, tid: int = 1) -> dict:
+    return {"name": name, "ts": ts, "dur": dur, "cat": cat, "tid": tid}
+
+
+def test_the_time_of_a_profiled_step_is_read_from_its_trace() -> None:
+    marks = [event(f"ProfilerStep#{n}", 100 + 100 * n, 100, "user_annotation") for n in (0, 1)]
+    on_cpu = [
+        event("aten::mm", 50, 10, "cpu_op"),  # before
+        event("aten::linear", 100, 40, "cpu_op"),
+        event("aten::mm", 110, 30, "cpu_op"),  # in linear
+        event("aten::bmm", 150, 20, "cpu_op"),
+        event("MulBackward0", 200, 30, "cpu_op"),
+        event("aten::mul", 210, 10, "cpu_op"),
+        event("aten::mm", 250, 50, "cpu_op", tid=2),  # another thread
+    ]
+    assert whole_run.of_trace(marks + on_cpu) == {
+        "profiled_step_s": 1e-4,
+        "percent": {"matmul": 20, "attention": 10, "other work": 15, "gaps": 55},
+    }
+    on_gpu = [
+        event("nvjet_tst_192x192_64x4_2x1_v_bz_coopA_NNT", 100, 60, "kernel"),
+        event("void cutlass::device_kernel<flash::FlashAttnFwdSm90<X>>", 160, 40, "kernel"),
+        event("triton_poi_fused_mul_silu_3", 190, 60, "kernel"),  # on another stream for 10 us
+    ]
+    assert whole_run.of_trace(marks + on_cpu + on_gpu)["percent"] == {
+        "matmul": 30,
+        "attention": 20,
+        "other work": 25,
+        "gaps": 25,
+    }
+
+
 def taken(**changes: object) -> dict:
     """A round of a shape whose step of 2 x 8 tokens is 1,280 FLOPs of weights and 256 of attention a token."""
     return {

@@ -3,7 +3,6 @@
 import ast
 import fnmatch
 import functools
-import re
 import subprocess
 import sys
 import tomllib
@@ -29,8 +28,8 @@ READS_ENVIRONMENT = {
     "train/distributed/pod.py",  # K8S_NODE, by which a pod knows that it is one
     "settings/resolve.py",
     "settings/visible_gpus.py",
-    "record/trackers/trackio_tracker.py",
-    "record/trackers/wandb_env.py",
+    "record/tracker_settings.py",
+    "train/hooks/trackers.py",
     "train/distributed/transport.py",  # POD_NETWORK, which is no setting
     "train/distributed/world.py",
     "train/diloco/__init__.py",
@@ -75,9 +74,6 @@ STANDARD_LIBRARY_ONLY = (
 )
 IMPORTED_ONLY_BY = {  # others start these as processes of their own
     "train.main": {"finetune/main.py"},
-    "record.trackers.tensorboard_tracker": set(),
-    "record.trackers.trackio_tracker": set(),
-    "record.trackers.wandb_tracker": set(),
     "doctor.by_torch": set(),
     "doctor.gpu_probe.probe": set(),
     "doctor.gpu_probe.probe_disk": set(),
@@ -179,8 +175,6 @@ def test_what_every_script_starts_needs_the_standard_library_only() -> None:
 
 
 def is_for_every_script(module: str) -> bool:
-    if re.fullmatch(r"record\.trackers\.(wandb|tensorboard|trackio)_tracker", module):
-        return False
     return any(f"{module}.".startswith(f"{name}.") for name in STANDARD_LIBRARY_ONLY)
 
 

@@ -18,7 +18,7 @@ from k8s.cluster.job_spec import (
     pod_environment,
     shm_gb,
 )
-from record.trackers.processes import check_trackers
+from record.tracker_settings import check_trackers
 from settings import ROOT, SettingsError, load_config
 from settings.config import SETTINGS, Config
 from settings.init_from import SHAPE

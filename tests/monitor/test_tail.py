@@ -200,36 +200,6 @@ def test_the_time_after_a_stop_is_known_apart_from_that_after_a_crash(run: Recor
 # ---- Reading
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
-        "loss",
-        "step_ms",
-        "tokens_per_s",
-        "mfu",
-        "data_wait_s",
-        "mem_gib",
-        "mono_s",
-        "tokens",
-        "attempt",
-    ],
-)
-@pytest.mark.parametrize("damage", ["3.0", [1], {"a": 1}])
-def test_a_record_whose_number_is_none_is_a_bad_one(run: Record, key: str, damage: object) -> None:
-    for step in (1, 2, 3):
-        run.step(step)
-    run.step(4, **{key: damage})
-    tail = Tail(run.path)
-    seen = tail.look()
-    assert seen and (seen.step, seen.loss, seen.step_s, seen.recent_steps, tail.bad) == (
-        3,
-        3.0,
-        2.0,
-        2,
-        1,
-    )
-
-
 def test_a_torn_line_waits_and_a_bad_one_is_counted(run: Record) -> None:
     run.write("start", 0)
     run.step(1)
@@ -345,7 +315,7 @@ def test_looks_in_between_change_nothing(run: Record, monkeypatch: pytest.Monkey
 
 
 def test_a_line_of_the_recorder_itself_is_read(tmp_path: Path) -> None:
-    from record.metrics import Recorder
+    from record.recorder import Recorder
     from record.run_paths import RunPaths
 
     recorder = Recorder(RunPaths(tmp_path), True, 0, 10, 1)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import torch
 
-from record.metrics import Recorder
+from record.recorder import Recorder
 from record.run_paths import RunPaths
 from record.status import Status
 from settings.config import Config

@@ -11,9 +11,9 @@ COUNTER = """
 import collections, json, sys, traceback
 from pathlib import Path
 import torch
-from train import main; from record import metrics
+from train import main; from record import recorder
 
-reads, found, write = collections.Counter(), [], metrics.Recorder.step
+reads, found, write = collections.Counter(), [], recorder.Recorder.step
 
 def counted(name):
     method = getattr(torch.Tensor, name)
@@ -30,7 +30,7 @@ def step(self, number, *args, **kwargs):
 
 for name in ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__"):
     setattr(torch.Tensor, name, counted(name))
-metrics.Recorder.step = step
+recorder.Recorder.step = step
 code = main.main()
 Path(sys.argv[1]).write_text(json.dumps(found))
 sys.exit(code)

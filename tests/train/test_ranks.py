@@ -147,9 +147,9 @@ def test_a_rank_that_fails_after_the_others_are_done_is_not_a_success(tmp_path, 
     env = with_fault(
         environment(tmp_path, data, NPROC=2, MAX_STEPS=2),
         tmp_path,
-        "from record import metrics",
-        "close, calls = metrics.Recorder.close, []",
-        "metrics.Recorder.close = lambda self: (calls.append(time.sleep(1)), "
+        "from record import recorder",
+        "close, calls = recorder.Recorder.close, []",
+        "recorder.Recorder.close = lambda self: (calls.append(time.sleep(1)), "
         "1 / 0 if rank == '0' and len(calls) == 1 else close(self))",
     )
     assert "ZeroDivisionError" in train(env, command=LAUNCH, code=1)

@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from record.locks import RunFolderError
-from record.metrics import Recorder
+from record.recorder import Recorder
 from record.run_paths import RunPaths
 from tests.train.making import ALONE, make_job
 from train import loop

@@ -5,9 +5,9 @@ import math
 import pytest
 
 from analysis.runs import find_last_evals
-from record.trackers.follow import make_row
 from train.evaluate.core.metric import Result, Score, format_table, wilson
 from train.evaluate.core.tasks import CORE_TASKS, Task
+from train.hooks.trackers import make_row
 
 
 def score(label, right=1, asked=4, *more):
