@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +14,7 @@ from train.data.batch import Batch
 from train.model.loss import IGNORED
 from train.model.model import build
 from train.optim import build_optimizer, set_rate
-from train.step import clock_of, train_step
+from train.step import clock_of, not_finite, train_step
 
 
 def masked_batch(c, sequences):
@@ -62,12 +63,21 @@ def test_accumulated_gradient_is_that_of_the_mean_over_scored_tokens(tiny, micro
     assert numbers.grad_norm == pytest.approx(length(gradients(reference)), rel=1e-5)
 
 
-def test_clipping_scales_the_whole_gradient_to_the_limit(tiny):
+def test_clipping_scales_a_gradient_that_is_too_long_and_no_other(tiny):
     model, optimizer, *batch = trainer(tiny)
     lengths = []
     optimizer.step = lambda: lengths.append(length(gradients(model)))
     assert step(model, optimizer, *batch, clip=0.01).grad_norm > 0.02
     assert lengths[0] == pytest.approx(0.01, rel=1e-3)
+    for limit in (1000.0, 0.0):
+        norm = step(model, optimizer, *batch, clip=limit).grad_norm
+        assert lengths.pop() == pytest.approx(norm, rel=1e-5)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_loss_and_gradient_must_be_finite(bad):
+    assert not_finite(2.0, 3.0) is None
+    assert not_finite(bad, 3.0) == not_finite(2.0, bad) == "nonfinite"
 
 
 @pytest.mark.parametrize("reason", ["nonfinite", "loss"])

@@ -10,7 +10,7 @@ import pytest
 from tests import metadata_pickle
 from tests.train.checkpoint.test_checkpoint import ALONE
 from train.checkpoint import checkpoint, find
-from train.checkpoint.manifest import FILE, CheckpointError, OtherFormat, seal_manifest
+from train.checkpoint.manifest import FILE, CheckpointError, OtherFormat, seal_manifest, verify
 
 
 def make(root, *steps, **small):
@@ -65,6 +65,17 @@ def test_a_damaged_checkpoint_is_passed_over_and_set_aside_with_a_warning_that_n
     make(tmp_path, 12)
     find.prune(tmp_path, keep_last=1, keep_every=0)
     assert len(list(tmp_path.glob(".damaged-step_0000012-*"))) == 1
+
+
+def test_a_flipped_bit_of_a_file_is_found(tmp_path):
+    folder = make(tmp_path, 1)
+    verify(folder)
+    path = folder / "__0_0.distcp"
+    content = bytearray(path.read_bytes())
+    content[500] ^= 4
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"__0_0.distcp is damaged \(its hash differs\)"):
+        verify(folder)
 
 
 @pytest.mark.fault(14)

@@ -1,6 +1,7 @@
 """train/checkpoint/saver.py: who copies and writes what, and what is ready before the first save."""
 
 import dataclasses
+import threading
 
 import pytest
 import torch
@@ -61,6 +62,20 @@ def test_the_copy_has_its_room_before_the_first_save(tiny, tmp_path):
         assert (
             first["model"][name].data_ptr() == again["model"][name].data_ptr() != weight.data_ptr()
         )
+
+
+def test_a_save_begins_after_the_one_before_it_has_ended(tiny, tmp_path, monkeypatch):
+    may_write, write = threading.Event(), checkpoint.write
+    monkeypatch.setattr(checkpoint, "write", lambda *args: (may_write.wait(30), write(*args))[1])
+    model, optimizer = trained(tiny, 1)
+    saver = Saver(tmp_path, tiny, ALONE, 2**20)
+    saver.start(1, model, optimizer, {"data": {}})
+    first, join = saver.thread, saver.thread.join
+    monkeypatch.setattr(first, "join", lambda: (may_write.set(), join()))
+    saver.start(2, model, optimizer, {"data": {}})
+    assert not first.is_alive()
+    saver.wait()
+    assert saver.verified == {1, 2}
 
 
 def test_a_save_that_failed_leaves_no_group_behind_that_works_no_more(tiny, tmp_path, monkeypatch):

@@ -117,6 +117,14 @@ def test_a_bad_file_is_found_on_opening_and_named_with_the_remedy(tmp_path, spoi
     assert ("error page" in said) is (path.stat().st_size == 278)
 
 
+def test_all_of_a_large_shard_is_hashed(tmp_path, monkeypatch):
+    path = make(tmp_path)
+    monkeypatch.setattr(shards_module, "CHUNK_BYTES", 100)
+    with open(path, "rb") as file:
+        found = shards_module.hash_file(file.fileno())
+    assert found == xxhash.xxh3_64_hexdigest(path.read_bytes())
+
+
 @pytest.mark.fault(10)
 @pytest.mark.parametrize("at", [8, 12, 16, 24, 40, 64, 200, 256, 555, 855])
 def test_any_flipped_bit_is_found_when_the_shard_is_first_read(tmp_path, at):

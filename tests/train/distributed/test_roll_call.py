@@ -206,6 +206,14 @@ def test_two_nodes_of_one_rank_are_named_and_one_that_came_back_is_not(roll_call
     assert why.startswith("NODE_RANK=1 was given to both that (10.0.0.1) and this (10.0.0.1)")
 
 
+def test_a_node_does_not_start_with_one_that_has_come_back_since(roll_call):
+    nodes = [Process(rank) for rank in range(NODES)]
+    assert [hear(roll_call, node) for node in nodes] == [None, None, Verdict(0)]
+    assert hear(roll_call, nodes[1]) == Verdict(0)
+    assert hear(roll_call, Process(2)) is None
+    assert hear(roll_call, nodes[0]) is None
+
+
 def test_a_node_that_ended_and_was_started_again_before_anyone_heard_is_as_new(roll_call):
     hear(roll_call, Process(1, over=78, why="no data"))
     nodes = [Process(rank) for rank in (1, 0, 2)]

@@ -113,6 +113,16 @@ def test_a_torch_whose_shutdown_timeout_cannot_be_set_is_known(tmp_path, monkeyp
     assert distributed.shutdown_timeout_s(config) == 45.0
 
 
+def test_the_first_process_to_fail_tells_the_launcher_why(tmp_path, monkeypatch):
+    path = tmp_path / "exit-code"
+    monkeypatch.setenv("EXIT_CODE_FILE", str(path))
+    distributed.report_exit(0)  # another may still fail
+    assert not path.exists()
+    distributed.report_exit(78, "no shard")
+    distributed.report_exit(1, "rank 0 is gone")
+    assert path.read_text() == "78\nno shard\n"
+
+
 def test_each_nodes_launcher_hears_of_a_checkpoint(tmp_path, monkeypatch):
     path = tmp_path / "progress"
     monkeypatch.setenv("PROGRESS_FILE", str(path))

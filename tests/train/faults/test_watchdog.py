@@ -1,5 +1,6 @@
 """train/faults/watchdog.py: a process that hangs leaves its stacks, says where it stands, and ends."""
 
+import os
 import re
 import signal
 import subprocess
@@ -133,6 +134,16 @@ def test_time_in_which_the_process_was_stopped_does_not_count(
     look_s = watchdog.LOOK_S
     look(dog, monkeypatch, Looks(look_s, look_s, late_s + look_s, *[look_s] * more), limit_s=2.0)
     assert bool(dog.reports) is hangs
+
+
+def test_the_process_beside_says_for_how_long_it_was_stopped(dog, monkeypatch):
+    read_end, write_end = os.pipe()
+    monkeypatch.setattr(watchdog, "KEEPER_S", 0.0)
+    with open(read_end, "rb", buffering=0) as stops, open(write_end, "wb", buffering=0) as keeper:
+        monkeypatch.setattr(dog, "stops", stops)
+        assert dog.ask_stopped() == 0.0
+        keeper.write(b"70.5\n2.0\n")
+        assert dog.ask_stopped() == 72.5
 
 
 def test_progress_keeps_it_quiet_and_nothing_is_left_behind(dog, tmp_path, monkeypatch):
