@@ -230,7 +230,8 @@ def test_bits_per_byte_of_compressors_are_those_of_their_commands(config, monkey
     path.write_text(lines(documents(2000)))
     declare(config, "many", files=[str(path)], compressors=True)
     c = dataclasses.replace(config, data_mix="many:1")
-    monkeypatch.setattr(prepare, "token_limit", lambda c, s: 2000)
+    for module in (data_paths, prepare):
+        monkeypatch.setattr(module, "token_limit", lambda c, s: 2000)
     prepare.prepare(c)
     source = prepare.source_of(c, "many")
     held_out = "".join(d.text for d in documents(2000) if is_validation(source, d.name)).encode()
