@@ -1,6 +1,6 @@
 """torchft's manager, made to fit a run that may be stopped, or have another lighthouse, at any moment.
 
-Each class here replaces something of torchft 0.2.0 (docs/decisions/0026-torchft-as-it-comes.md).
+Each class here replaces something of torchft 0.2.0 (docs/decisions/0019-diloco.md).
 """
 
 import contextlib
