@@ -157,7 +157,7 @@ def main(row: Row) -> None:
     from train.model import attention, compilation
     from train.model.model import build
     from train.optim import build_optimizer, set_rate
-    from train.step import peak_memory_gib, rehearse, train_step
+    from train.step import dry_run, peak_memory_gib, train_step
 
     c = row.config
     world = distributed.join(c)
@@ -175,7 +175,7 @@ def main(row: Row) -> None:
     )
     parts = [(part[:, :-1], part[:, 1:]) for part in tokens.split(c.micro_batch_size)]
     batch, seconds = Batch(parts, c.batch_tokens, range(2 * c.micro_batch_size)), []
-    rehearse(model, optimizer, parts[0])
+    dry_run(model, optimizer, parts[0])
     for _ in range(1 + STEPS):
         worker.synchronize()
         began = time.perf_counter()
@@ -190,7 +190,7 @@ def main(row: Row) -> None:
     count = sum(
         weight.numel() for weight in bare.parameters()
     )  # of a split model too, whose tensors know their whole
-    found = distributed.from_all((*peak, products_tflops(c.dtype, world.device)))
+    found = distributed.all_gather_object((*peak, products_tflops(c.dtype, world.device)))
     if world.is_first:
         taken = seconds[1:]
         messages.say(

@@ -54,18 +54,18 @@ def main(how: str, rounds: int) -> None:
     )  # DCP, in one process
     world = distributed.join(c)
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // world.size))
-    folder = distributed.from_first(
+    folder = distributed.broadcast_object(
         tempfile.mkdtemp(dir=ROOT / "bench") if world.is_first else None
     )
     sharding = parallel.Sharding(c, world) if parallel.is_split(c, world) else None
     model = parallel.parallelize(build(c, world.device, sharding=sharding), c, world)
-    optimizer = build_optimizer(parallel.bare(model), c)
+    optimizer = build_optimizer(parallel.unwrap(model), c)
     set_rate(optimizer, 1e-4, c)
     tokens = torch.randint(c.vocab_size, (8 // world.size, 65), device=world.device)
     batch = Batch([(tokens[:, :-1], tokens[:, 1:])], c.batch_tokens, range(len(tokens)))
     saver = Saver(Path(folder), c, world, checkpoint.needed_bytes(model))
     found = saves(rounds, model, optimizer, batch, saver, world)
-    distributed.from_first(None)
+    distributed.broadcast_object(None)
     if world.is_first:
         shutil.rmtree(folder)
         messages.say(processes=world.size, parallel=how, **found)

@@ -87,7 +87,7 @@ HEADER_ROWS = (
 # ---------------------------------------------------------------------------------------------------
 
 
-def bare(shape: Shape) -> dict[str, float]:
+def bare_step(shape: Shape) -> dict[str, float]:
     """Seconds of a step with nothing round it, and FLOP/s of the ceiling: medians of turns."""
     trainer = waste.Trainer(shape, "adamw", shape.micro_batches)
     product = ceiling.set_up(shape, trainer.c.dtype, compiled=False)
@@ -341,4 +341,4 @@ def row(found: dict[str, Any], spread: Callable[..., str]) -> str:
 
 if __name__ == "__main__":
     chosen = SHAPES[sys.argv[1]]
-    messages.say(**bare(chosen) if sys.argv[2] == "bare" else measure(chosen, int(sys.argv[2])))
+    messages.say(**bare_step(chosen) if sys.argv[2] == "bare" else measure(chosen, int(sys.argv[2])))

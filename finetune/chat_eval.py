@@ -37,7 +37,13 @@ from settings import ROOT, SettingsError, explain_error
 from settings.config import Config
 from settings.resolve import show_path
 from train.data.sources.source import CorpusError
-from train.distributed.world import World, from_first, set_timeout, sum_over_ranks, together
+from train.distributed.world import (
+    World,
+    broadcast_object,
+    raise_on_all_ranks,
+    set_timeout,
+    sum_over_ranks,
+)
 from train.evaluate.core.metric import wilson
 from train.evaluate.core.score import score_choices
 from train.evaluate.validation import FULL_SET
@@ -67,7 +73,7 @@ def measure(c: Config, world: World) -> int:
     set_timeout(
         60 * c.eval_minutes * FULL_SET, []
     )  # processes meet at the end only, and one may be slower
-    with together(CorpusError):
+    with raise_on_all_ranks(CorpusError):
         try:
             sheet = sheet_of(c)
             chat_format.format_of(trained.vocabulary)
@@ -82,7 +88,7 @@ def measure(c: Config, world: World) -> int:
     log.info("%s", "\n".join(lines(found)))
     if world.is_first:
         write(c, trained, world, sheet, found, time.perf_counter() - began)
-    from_first(None)  # leave together
+    broadcast_object(None)  # leave together
     return 0
 
 

@@ -23,8 +23,8 @@ from finetune.adapter import Adapters, adapters_of, in_file
 from settings.config import Config
 from train.checkpoint.checkpoint import cause, describe_read_failure, fail_together
 from train.checkpoint.manifest import LITE
-from train.distributed.parallel import bare, local, part_of, replicate, weights_of
-from train.distributed.world import from_first, to_first
+from train.distributed.parallel import local, part_of, replicate, unwrap, weights_of
+from train.distributed.world import broadcast_object, to_first
 from train.optim import Optimizer
 
 FILE, CONFIG = LITE
@@ -50,7 +50,7 @@ class Lite:
         weights_of(model)  # FSDP2's are split again
         return {
             in_file(name): (local(weight).detach().to("cpu", copy=True), tuple(weight.shape))
-            for name, weight in adapters_of(bare(model)).items()
+            for name, weight in adapters_of(unwrap(model)).items()
         }
 
     def write(self, states: dict[str, Any], folder: Path, group: Any) -> None:
@@ -86,7 +86,7 @@ class Lite:
                         os.fsync(written.fileno())
             except (OSError, SafetensorError, ValueError) as error:
                 problem = cause(error)
-        problem, begins = from_first((problem, begins), group)
+        problem, begins = broadcast_object((problem, begins), group)
         if problem:
             raise OSError(problem)
         compare(folder / FILE, states, begins, rank)
@@ -94,7 +94,7 @@ class Lite:
     def load(self, folder: Path, model: nn.Module, optimizer: Optimizer, shared: bool) -> None:
         """Read the adapters in place, each process its own rows. shared: all see the folder; else those of the first
         node read it, and the others get what they hold copies of. Raises CheckpointError, on all processes."""
-        weights = adapters_of(bare(model))
+        weights = adapters_of(unwrap(model))
         weights_of(model)
         with fail_together(describe_read_failure(folder)):
             if shared or folder.exists():

@@ -83,7 +83,7 @@ class Loader:
             }
         }
 
-    def lacking(self, step: int, gaps: Sequence[Gap]) -> str:
+    def missing(self, step: int, gaps: Sequence[Gap]) -> str:
         """Nothing is waited for."""
         return ""
 

@@ -12,7 +12,7 @@ from finetune.tuning_job import Fingerprints, agreed_fingerprints, settled
 from settings import ExpectedError
 from settings.config import Config
 from train.assemble import Attempt
-from train.distributed.world import World, together
+from train.distributed.world import World, raise_on_all_ranks
 from train.job import Job
 from train.main import Training, main
 
@@ -30,7 +30,7 @@ class Finetuning(Training):
 
     def resolve_from_data(self, config: Config, world: World) -> Config:
         """DATA is opened here, since its size decides how many steps there are; all processes must have the same."""
-        with together(ExpectedError):
+        with raise_on_all_ranks(ExpectedError):
             self.folder = origin.find(config)
             self.read = prepared(config, self.folder)
         self.known = agreed_fingerprints(config, self.read, self.folder, world)

@@ -182,9 +182,9 @@ def write(base: Path, target: Path, skeleton: Any, source: Source) -> list[str]:
             len(made),
             number_formats.size(sum(v.nbytes for v in made.values())),
         )
-    if lacking := sorted(weight_of.keys() - set(changed)):
+    if missing := sorted(weight_of.keys() - set(changed)):
         raise ForeignError(
-            f"{show_path(base)}: its files lack {some(lacking)}, which was trained; bring that MODEL back"
+            f"{show_path(base)}: its files lack {some(missing)}, which was trained; bring that MODEL back"
         )
     for pattern in KEPT:
         for path in base.glob(pattern):

@@ -20,11 +20,11 @@ from finetune.prepare_data import Data
 from settings import ExpectedError, SettingsError
 from settings.config import Config
 from settings.resolve import find_explicit
-from train.assemble import Attempt, create_job, record_attempt, rehearse_and_resume
+from train.assemble import Attempt, create_job, dry_run_and_resume, record_attempt
 from train.checkpoint.find import committed
 from train.data.manifest import DataError
 from train.distributed import parallel
-from train.distributed.world import World, from_all, together
+from train.distributed.world import World, all_gather_object, raise_on_all_ranks
 from train.faults.memory_advice import loading_advice, refuse_out_of_memory
 from train.hooks.evaluation import Evaluation
 from train.hooks.save_reports import SaveReports
@@ -136,7 +136,7 @@ def build_job(read: Data, folder: Path, known: "Fingerprints", attempt: Attempt)
     attempt.watch.expect("loading the model", 4 * c.start_timeout_s)
     torch.set_float32_matmul_precision("highest")
     adapters = Adapters.of(c)
-    with together(ExpectedError):
+    with raise_on_all_ranks(ExpectedError):
         tuned = built(folder, c, world, adapters)
     say_model(c, tuned, parallel.is_split(c, world))
     opened = Read(loader, known.data, Known(read.made_for.fingerprint))
@@ -150,7 +150,7 @@ def build_job(read: Data, folder: Path, known: "Fingerprints", attempt: Attempt)
             c, adapters, hf_model.on_meta(hf_model.configuration(folder), torch.float32)
         )
     attempt.stopwatch.lap("model")
-    rehearse_and_resume(job, attempt)
+    dry_run_and_resume(job, attempt)
     facts = {"skipped": tuned.skipped, "model_fingerprint": known.model}
     record_attempt(job, attempt, evaluator.shards, facts)
     return job
@@ -173,7 +173,7 @@ class Fingerprints(NamedTuple):
 
 def agreed_fingerprints(c: Config, read: Data, folder: Path, world: World) -> Fingerprints:
     """The same on all processes, before any weight is read. Raises DataError, ForeignError."""
-    with together(ExpectedError):
+    with raise_on_all_ranks(ExpectedError):
         own = hf_model.fingerprint(folder)
     held_out = hashed(read.evaluation.key, read.train.tobytes(), read.held_out.tobytes())
     refuse_others(
@@ -192,7 +192,7 @@ def agreed_fingerprints(c: Config, read: Data, folder: Path, world: World) -> Fi
 def refuse_others(mine: list[tuple[str, str, str, str]], world: World) -> None:
     """Raises DataError where a process has read something else than the first. mine: setting, its value, what that is
     of, and a hash of it."""
-    first, *others = from_all(mine)
+    first, *others = all_gather_object(mine)
     for rank, theirs in enumerate(others, 1):
         for (setting, value, what, digest), (*_, other) in zip(first, theirs, strict=True):
             if digest != other:

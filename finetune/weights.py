@@ -55,16 +55,16 @@ def load(
             put(skeleton, name, own[name])
     with opened(folder) as slices:
         found = convert(folder, skeleton, slices, dtype, device)
-    lacking = sorted(found.missing_keys)
+    missing = sorted(found.missing_keys)
     for name, why in found.conversion_errors.items():
         if any(words in why for words in NO_MEMORY):  # the files are as they should be
             raise MemoryError(f"{name}: {reason(why)}")
-    if lacking or found.mismatched_keys or found.conversion_errors:
+    if missing or found.mismatched_keys or found.conversion_errors:
         raise ForeignError(
             f"{show_path(folder)}: "
             + "; ".join(
                 [
-                    *([f"its files lack {hf_import.some(lacking)}"] if lacking else []),
+                    *([f"its files lack {hf_import.some(missing)}"] if missing else []),
                     *(
                         f"{name} has the shape {tuple(theirs)}, and config.json asks for {tuple(ours)}"
                         for name, theirs, ours in sorted(found.mismatched_keys, key=str)[:3]

@@ -31,7 +31,7 @@ from train.distributed.parallel import parallelize
 from train.distributed.signals import Interrupt
 from train.distributed.world import (
     World,
-    from_first,
+    broadcast_object,
     report_exit,
     seconds_since_launch,
     set_timeout,
@@ -59,7 +59,7 @@ from train.model.model import Transformer, build
 from train.open_data import Data, open_data
 from train.optim import build_optimizer
 from train.run_folder import keep_tokenizer, stored_config, stored_norm_eps
-from train.step import rehearse
+from train.step import dry_run
 
 log = logging.getLogger(__name__)
 
@@ -121,8 +121,8 @@ def begin_attempt(
     is_shared: bool,
 ) -> Attempt:
     """Compare with the attempts before, and watch from here on for what hangs. Raises SettingsError."""
-    before: dict[str, Any] = from_first(stored_config(paths) if world.is_first else {})
-    identity = Identity.of(before, config, from_first(uuid.uuid4().hex))
+    before: dict[str, Any] = broadcast_object(stored_config(paths) if world.is_first else {})
+    identity = Identity.of(before, config, broadcast_object(uuid.uuid4().hex))
     changes: dict[str, list] = {}
     if before:
         complaints, changes = compare_with_stored(before["settings"], config.values())
@@ -131,10 +131,10 @@ def begin_attempt(
     warn_short_grace_period(config, world, status)
     check_shared_folder(config, paths, world, is_shared)
     if world.is_first:
-        for line in watchdog.set_aside_stacks(paths.hang):
+        for line in watchdog.quarantine_stacks(paths.hang):
             log.warning("the attempt before: %s", line)
-    from_first(None)  # the stacks of that attempt are out of the way
-    watch = Watchdog(paths.hang, world.rank, world.hosts, at_end=lambda: hung(status))
+    broadcast_object(None)  # the stacks of that attempt are out of the way
+    watch = Watchdog(paths.hang, world.rank, world.hosts, at_end=lambda: on_hang(status))
     watch.expect("opening the data", config.start_timeout_s)
     set_timeout(COLLECTIVE_S, [])  # from here on the watchdog ends what hangs
     attempt = Attempt(
@@ -166,14 +166,14 @@ def build_job(attempt: Attempt) -> Job:
         attempt.watch.expect("fetching the CORE bundle", 4 * config.start_timeout_s)
         core = open_core(config, data.vocabulary, world)
     # Later the run's own checkpoints have the weights, and the folder may be gone.
-    init_from = config.init_from if from_first(not find.committed(paths.checkpoints)) else ""
+    init_from = config.init_from if broadcast_object(not find.committed(paths.checkpoints)) else ""
     attempt.status.phase("model")
     attempt.watch.expect("building the model", config.start_timeout_s)
     model = build_model(attempt, init_from)
     job = create_job(attempt, model, data, count_flops(config, model))
     job.hooks = list_hooks(job, data, core)
     attempt.stopwatch.lap("model")
-    rehearse_and_resume(job, attempt, is_streamed=data.feed is not None)
+    dry_run_and_resume(job, attempt, is_streamed=data.feed is not None)
     for hook in job.hooks:
         hook.join(job)
     if config.replicas > 1:
@@ -292,13 +292,13 @@ def log_start(job: Job) -> None:
     )
 
 
-def rehearse_and_resume(job: Job, attempt: Attempt, is_streamed: bool = False) -> None:
+def dry_run_and_resume(job: Job, attempt: Attempt, is_streamed: bool = False) -> None:
     """Rehearse a step at full shape, then stand where the newest checkpoint does.
 
     The rehearsal comes first, so that what does not fit into memory shows before a checkpoint is read.
     Raises SettingsError, CheckpointError, DataError.
     """
-    config, is_compiled = job.config, parallel.bare(job.model).compiled
+    config, is_compiled = job.config, parallel.unwrap(job.model).compiled
     job.status.phase("compiling" if is_compiled else "rehearsing")
     if is_compiled:
         log.info("compiling (about a minute)")
@@ -308,7 +308,7 @@ def rehearse_and_resume(job: Job, attempt: Attempt, is_streamed: bool = False) -
         refuse_out_of_memory(lambda: memory_advice(config, job.world)),
         compilation.refuse_damaged_cache(),
     ):
-        rehearse(job.model, job.optimizer, job.loader.blank())
+        dry_run(job.model, job.optimizer, job.loader.blank())
     transport.log_transport(job)  # gradients have met for the first time
     attempt.stopwatch.lap("compile" if is_compiled else "rehearsal")
     # The others wait while the first hashes the checkpoint.
@@ -327,7 +327,7 @@ def record_attempt(
         origin = provenance(world.host, world.size, world.device_name, torch.get_num_threads())
         this = {
             **origin,
-            "compiled": parallel.bare(job.model).compiled,
+            "compiled": parallel.unwrap(job.model).compiled,
             "parallel": config.parallel,
             "step": job.step,
             "changes": attempt.changes,
@@ -353,7 +353,7 @@ def record_attempt(
     )
 
 
-def hung(state: Status) -> None:
+def on_hang(state: Status) -> None:
     """What a process that hangs still says before it ends."""
     state.phase("crashed", exit_code=watchdog.HUNG)
     report_exit(watchdog.HUNG)

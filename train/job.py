@@ -17,7 +17,7 @@ from train.checkpoint.saver import Saver
 from train.data.batch import Loader
 from train.data.mixture import Gap
 from train.data.tokenizer import Vocabulary
-from train.distributed.parallel import bare
+from train.distributed.parallel import unwrap
 from train.distributed.signals import Interrupt
 from train.distributed.world import World
 from train.faults.deadlines import Deadlines
@@ -64,7 +64,7 @@ class Rates:
 
 def count_flops(config: Config, model: nn.Module) -> tuple[float, float]:
     """FLOPs of a token, with full and with causal attention, of a model all of whose weights are trained."""
-    shape = (matmul_weights(bare(model)), config.n_layer, config.n_embd, config.seq_len)
+    shape = (matmul_weights(unwrap(model)), config.n_layer, config.n_embd, config.seq_len)
     return flops_per_token(*shape), flops_per_token(*shape, causal=True)
 
 

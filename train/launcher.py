@@ -100,8 +100,8 @@ class Launcher:
                 with rendezvous.registry_of(self.config):
                     attempt = self.supervise(Path(folder))
                     is_stopped = attempt.code in (STOPPED, INTERRUPTED)
-                    is_news = attempt.code != DONE and not (is_stopped and in_pod())
-                    if self.has_peers and attempt.has_met and is_news:
+                    has_changed = attempt.code != DONE and not (is_stopped and in_pod())
+                    if self.has_peers and attempt.has_met and has_changed:
                         rendezvous.announce_end(self.config, attempt.code, attempt.reason)
             except rendezvous.CannotServe as error:
                 complain(f"launch: {error}")

@@ -9,7 +9,7 @@ from typing import Any
 
 from train.data.batch import Batch
 from train.data.manifest import DataError
-from train.distributed.world import from_all
+from train.distributed.world import all_gather_object
 from train.hooks.hook import Requests
 from train.job import Job
 from train.optim import set_rate
@@ -59,11 +59,11 @@ def take_steps(job: Job) -> Requests:
             job.world,
             clock=clock,
             requests=requests | job.all_requests(),
-            judge=job.guard.judge if batch.whole else not_finite,
+            check_step=job.guard.check_step if batch.whole else not_finite,
         )
         step_s = time.perf_counter() - began
         requests = numbers.requests
-        if numbers.refused:
+        if numbers.skipped:
             refuse_bad_data(job, batch)
             job.recovery.skip_step(job, numbers, step_s)
             if job.guard.must_go_back:
@@ -85,7 +85,7 @@ def refuse_bad_data(job: Job, batch: Batch) -> None:
 
     The weights have seen nothing of the bad shard: its step was skipped on all ranks.
     """
-    problems = from_all(batch.problem)
+    problems = all_gather_object(batch.problem)
     for rank, problem in enumerate(problems):
         if problem:
             save(job, wait=True)
@@ -98,7 +98,7 @@ def record_step(job: Job, numbers: StepNumbers, step_s: float, values: dict[str,
     """Count and record a step that was taken. values: what the record has of it."""
     job.step += 1
     job.waited_s = 0.0
-    job.guard.taken(job.step, numbers.loss, numbers.grad_norm)
+    job.guard.applied(job.step, numbers.loss, numbers.grad_norm)
     for hook in job.hooks:
         values |= hook.after_step(job, numbers)
     # The record comes first: a checkpoint never knows a step that the record does not.

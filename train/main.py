@@ -35,7 +35,7 @@ from train.diloco.result import RunIsOver
 from train.distributed.signals import Interrupt
 from train.distributed.world import (
     World,
-    from_first,
+    broadcast_object,
     join,
     leave,
     log_topology,
@@ -147,7 +147,7 @@ def run(process: Process, training: Training) -> int:
     # The others wait here while the first one samples and sums up.
     with job.activity("the end of the run", limit_s, "START_TIMEOUT_S"):
         end_training(job, is_done)
-        from_first(None)  # leave together: torchrun ends the others as soon as one has left
+        broadcast_object(None)  # leave together: torchrun ends the others as soon as one has left
     return DONE if is_done else STOPPED
 
 

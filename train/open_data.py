@@ -14,10 +14,10 @@ from train.data import prepare
 from train.data.batch import Loader
 from train.data.manifest import DataError
 from train.data.shards import ShardSet
-from train.data.streaming.consumer import Feed
+from train.data.streaming.consumer import StreamingClient
 from train.data.streaming.node_transfer import Relay
 from train.data.tokenizer import Vocabulary
-from train.distributed.world import World, from_all, from_first
+from train.distributed.world import World, all_gather_object, broadcast_object
 from train.evaluate.validation import Evaluator
 from train.faults.watchdog import Watchdog
 
@@ -37,7 +37,7 @@ class Data:
     sources: dict[str, ShardSet]
     loader: Loader
     evaluator: Evaluator
-    feed: Feed | None
+    feed: StreamingClient | None
     fingerprint: str
 
     @property
@@ -65,20 +65,20 @@ def open_data(
     """
     relay = Relay.begin(config, world)
     vocabulary = prepare.vocabulary(config)
-    is_streamed = from_first(prepare.streams(config, vocabulary))
+    is_streamed = broadcast_object(prepare.streams(config, vocabulary))
     held_out = dict(stored_shards)
     if is_streamed and not held_out:
         held_out = dict.fromkeys(config.mixture, 1)  # however much there is by now
     feed = None
     if is_streamed or relay:
-        feed = Feed(config, paths, world.is_first, held_out, is_streamed, relay)
+        feed = StreamingClient(config, paths, world.is_first, held_out, is_streamed, relay)
     if relay:
         relay.start(vocabulary)
     if feed:
 
         def find_lacking() -> str:
             watch.expect("waiting for the first data", config.start_timeout_s)
-            if not from_first(feed.ready):  # the producer makes the folders
+            if not broadcast_object(feed.ready):  # the producer makes the folders
                 return next(iter(config.mixture))
             return prepare.not_begun(config, vocabulary, held_out)
 
@@ -89,10 +89,10 @@ def open_data(
     loader = Loader(config, sources, world, vocabulary.end_of_text)
     fingerprint = fingerprint_of(loader, vocabulary, sources)
     contents = hash_contents(sources, whole=feed is None)
-    refuse_other_data(from_all(f"{fingerprint}-{contents}"), world)
+    refuse_other_data(all_gather_object(f"{fingerprint}-{contents}"), world)
     if not held_out:
         counts = {name: len(shards.shards["validation"]) for name, shards in sources.items()}
-        held_out = from_first(counts)
+        held_out = broadcast_object(counts)
     lengths = padded_lengths(vocabulary, config)
     evaluator = Evaluator(config, sources, lengths, world, vocabulary.end_of_text, held_out)
     return Data(vocabulary, sources, loader, evaluator, feed, fingerprint)

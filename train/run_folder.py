@@ -19,11 +19,11 @@ from train.console import Printable
 from train.data.tokenizer import Vocabulary
 from train.distributed.world import (
     World,
-    from_first,
+    broadcast_object,
     launcher_pid,
+    raise_on_all_ranks,
     report_exit,
     set_timeout,
-    together,
     who_sees,
 )
 
@@ -38,7 +38,7 @@ def open_run_folder(paths: RunPaths, world: World) -> tuple[TextIO | None, bool]
     Returns the lock, and whether the processes of all nodes see the same folder.
     """
     lock = None
-    with together(RunFolderError):
+    with raise_on_all_ranks(RunFolderError):
         if world.is_first:
             lock = locks.hold_run(paths, pid=launcher_pid())
     try:
@@ -76,11 +76,11 @@ def is_finished(c: Config, paths: RunPaths, world: World, target: str = "train")
     """
     set_timeout(VERIFY_S, [])  # the others wait while the first rank verifies it
     end = ""
-    with together(CheckpointError):
+    with raise_on_all_ranks(CheckpointError):
         if world.is_first:
             with limit_silence(paths.folder, c.start_timeout_s, report_exit):
                 end = describe_end(c, paths, target)
-    end = from_first(end)
+    end = broadcast_object(end)
     if end:
         log.info("%s", end)
     return bool(end)

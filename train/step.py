@@ -17,11 +17,11 @@ from train.distributed.parallel import (
     clear_gradients,
     copies,
     grad_sync,
+    is_fsdp,
     local,
-    settle,
-    waits_in_forward,
+    warm_up_ddp,
 )
-from train.distributed.world import World, from_all, sum_over_ranks
+from train.distributed.world import World, all_gather_object, sum_over_ranks
 from train.optim import Optimizer
 
 # What a rank may ask of all in a step: to stop after it, to save (only the first), to wait for data.
@@ -33,16 +33,16 @@ class StepNumbers:
     """What the host reads in a step, the same on all ranks.
 
     loss in nats/token over the global batch; grad_norm before clipping; mem_gib: the largest rank's peak; requests:
-    those of REQUESTS that any rank has; own_s: seconds that each rank worked before it first had to wait for others.
-    refused: why the weights were not updated, and samples: those that may be the cause.
+    those of REQUESTS that any rank has; compute_s: seconds that each rank worked before it first had to wait for others.
+    skipped: why the weights were not updated, and samples: those that may be the cause.
     """
 
     loss: float
     grad_norm: float
     mem_gib: float
     requests: frozenset[str] = frozenset()
-    own_s: tuple[float, ...] = ()
-    refused: str | None = None
+    compute_s: tuple[float, ...] = ()
+    skipped: str | None = None
     samples: tuple[int, ...] = ()
 
 
@@ -59,7 +59,7 @@ def train_step(
     world: World,
     requests: Collection[str] = (),
     clock: "HostClock | None" = None,
-    judge: Callable[[float, float], str | None] = not_finite,
+    check_step: Callable[[float, float], str | None] = not_finite,
 ) -> StepNumbers:
     """Forward, loss, backward, synchronise, clip, update. The learning rate is already set.
 
@@ -68,13 +68,13 @@ def train_step(
     rank.
     """
     losses, clock = [], clock or HostClock()
-    if waits_in_forward(model):
+    if is_fsdp(model):
         clock.mark_compute_end()
     for i, micro_batch in enumerate(batch.micro_batches):
         last = i == len(batch.micro_batches) - 1
         with grad_sync(model, enabled=last):
             loss, _ = model(*micro_batch)  # summed, in nats
-            if last and not waits_in_forward(model):
+            if last and not is_fsdp(model):
                 clock.mark_compute_end()
             # the engine divides by its ranks: undone here
             (loss * (world.size / batch.scored)).backward()
@@ -86,12 +86,12 @@ def train_step(
         nn.utils.get_total_norm(gradients),
         copies(model, world),
         requests,
-        clock.own_s,
+        clock.compute_s,
         world,
     )
-    if reason := judge(numbers.loss, numbers.grad_norm):
-        samples = tuple(culprits(torch.stack(losses).tolist(), batch))
-        numbers = dataclasses.replace(numbers, refused=reason, samples=samples)
+    if reason := check_step(numbers.loss, numbers.grad_norm):
+        samples = tuple(bad_samples(torch.stack(losses).tolist(), batch))
+        numbers = dataclasses.replace(numbers, skipped=reason, samples=samples)
     else:
         clip(gradients, numbers.grad_norm, grad_clip)
         optimizer.step()
@@ -110,7 +110,7 @@ def read_numbers(
     norm_here: Tensor,
     held_by: int,
     requests: Collection[str],
-    own_s: float,
+    compute_s: float,
     world: World,
 ) -> StepNumbers:
     """The step's one all-reduce and its one read by the host, before the update.
@@ -125,7 +125,7 @@ def read_numbers(
     for place, request in enumerate(REQUESTS, asked.start):
         values[place] = request in requests and (request != "save" or world.is_first)
     values[memory.start + world.rank] = peak_memory_gib(world.device)
-    values[own.start + world.rank] = own_s
+    values[own.start + world.rank] = compute_s
     values = values.to(world.device, non_blocking=True)
     values[0], values[1] = loss_part, norm_here.double().square() / held_by
     numbers = sum_over_ranks(values).tolist()
@@ -142,7 +142,7 @@ def read_numbers(
 class HostClock:
     """How long a rank works in a step before it waits for others: a slow one is found by it."""
 
-    own_s = 0.0
+    compute_s = 0.0
 
     def __init__(self) -> None:
         self.began = time.perf_counter()
@@ -153,7 +153,7 @@ class HostClock:
 
     def mark_compute_end(self) -> None:
         """All is done that needs no other rank."""
-        self.own_s = time.perf_counter() - self.began
+        self.compute_s = time.perf_counter() - self.began
 
 
 class GpuClock(HostClock):
@@ -166,7 +166,7 @@ class GpuClock(HostClock):
 
     def start(self) -> None:
         if self.host_s:
-            self.own_s = max(self.host_s, self.begin.elapsed_time(self.end) / 1000)
+            self.compute_s = max(self.host_s, self.begin.elapsed_time(self.end) / 1000)
         self.begin.record()
         super().start()
 
@@ -179,7 +179,7 @@ def clock_of(device: torch.device) -> HostClock:
     return GpuClock() if device.type == "cuda" else HostClock()
 
 
-def culprits(losses: Sequence[float], batch: Batch) -> list[int]:
+def bad_samples(losses: Sequence[float], batch: Batch) -> list[int]:
     """Samples in the micro-batches whose loss is not finite, of all ranks; if none is, all of the step."""
     mine: list[int] = []
     first = batch.samples.start
@@ -187,8 +187,8 @@ def culprits(losses: Sequence[float], batch: Batch) -> list[int]:
         if not math.isfinite(loss):
             mine += range(first, first + len(tokens))
         first += len(tokens)
-    named = [sample for part in from_all(mine) for sample in part]
-    return named or [sample for part in from_all(list(batch.samples)) for sample in part]
+    named = [sample for part in all_gather_object(mine) for sample in part]
+    return named or [sample for part in all_gather_object(list(batch.samples)) for sample in part]
 
 
 def peak_memory_gib(device: torch.device) -> float:
@@ -203,12 +203,12 @@ def peak_memory_gib(device: torch.device) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
 
 
-def rehearse(model: nn.Module, optimizer: Optimizer, micro_batch: Sequence[Tensor]) -> None:
+def dry_run(model: nn.Module, optimizer: Optimizer, micro_batch: Sequence[Tensor]) -> None:
     """A step's forward, backward and room for moments at full shape, which changes nothing.
 
-    What is decided at the first use is decided here (parallel.settle), and memory that does not suffice shows.
+    What is decided at the first use is decided here (parallel.warm_up_ddp), and memory that does not suffice shows.
     """
-    settle(model, micro_batch)
+    warm_up_ddp(model, micro_batch)
     room = [
         torch.empty_like(local(weight))
         for weight in model.parameters()

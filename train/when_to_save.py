@@ -10,7 +10,7 @@ from record.run_paths import name_checkpoint
 from train.checkpoint.manifest import CheckpointError
 from train.checkpoint.resume import manifest_of
 from train.checkpoint.saver import Saved
-from train.distributed.world import from_all, from_first
+from train.distributed.world import all_gather_object, broadcast_object
 
 if TYPE_CHECKING:
     from train.hooks.hook import Requests
@@ -55,10 +55,10 @@ def save(job: "Job", wait: bool = False) -> None:
             job.saver.wait()
             ended = job.saver.poll()
             report(job, ended)
-            if problem := from_first(ended and ended.problem):
+            if problem := broadcast_object(ended and ended.problem):
                 raise CheckpointError(problem)
         # One rank may have had to write without a copy: the others' next step would wait for it in vain.
-        from_all(None)
+        all_gather_object(None)
     job.saver.stall_s += time.perf_counter() - began
 
 

@@ -27,7 +27,14 @@ from hardware.model_size import parameters
 from hardware.out_of_memory import is_out_of_memory
 from settings import SettingsError
 from settings.config import Config
-from train.distributed.world import World, from_all, from_first, join, leave, sum_over_ranks
+from train.distributed.world import (
+    World,
+    all_gather_object,
+    broadcast_object,
+    join,
+    leave,
+    sum_over_ranks,
+)
 
 SIZES = {
     "cpu": (1024, 2048, 4096),
@@ -47,7 +54,9 @@ BUFFER = {
 
 def ceilings(c: Config, world: World, until: float) -> None:
     """Products, memory and links, one after the other, all processes at once."""
-    left = from_first(until - time.time())  # that of one: all must make as many calls of each other
+    left = broadcast_object(
+        until - time.time()
+    )  # that of one: all must make as many calls of each other
     types = ["float32", "bfloat16"] if has_bfloat16(world.device) else ["float32"]
     shares = {"matmul": 0.6 if world.size > 1 else 0.8, "memory": 0.1, "link": 0.2}
     introduce(world)
@@ -59,9 +68,9 @@ def ceilings(c: Config, world: World, until: float) -> None:
         if dtype == types[-1]:
             say(world, busy=True)
         found = products(world, dtype, each_s)
-        say(world, matmul={dtype: from_all(found)})
+        say(world, matmul={dtype: all_gather_object(found)})
     say(world, phase="memory")
-    say(world, memory=from_all(triad_gb_s(world, min(2.0, shares["memory"] * left))))
+    say(world, memory=all_gather_object(triad_gb_s(world, min(2.0, shares["memory"] * left))))
     if world.size > 1:
         say(world, phase="links")
         say(world, link=link(c, world, min(5.0, shares["link"] * left)))
@@ -89,10 +98,10 @@ def products(world: World, dtype: str, each_s: float) -> float:
         def once(a: torch.Tensor = a, b: torch.Tensor = b, product: torch.Tensor = product) -> None:
             torch.mm(a, b, out=product)
 
-        from_first(None)  # all together: they share power, and on a CPU memory
+        broadcast_object(None)  # all together: they share power, and on a CPU memory
         took = statistics.median(times(once, each_s))
         best = max(best, 2.0 * size**3 / took / 1e12)
-        if from_first(8 * took > each_s):  # the next size has eight times the work
+        if broadcast_object(8 * took > each_s):  # the next size has eight times the work
             break
     return best
 
@@ -105,7 +114,7 @@ def triad_gb_s(world: World, seconds: float) -> float:
         size = max(2**28, min(ARRAY, OF_A_CORE * (os.cpu_count() or 1))) // world.size
     count = size // 4
     a, b, c = (torch.full((count,), value, device=world.device) for value in (0.0, 1.0, 2.0))
-    from_first(None)
+    broadcast_object(None)
     return 12.0 * count / min(times(lambda: torch.add(b, c, alpha=3.0, out=a), seconds)) / 1e9
 
 
@@ -147,7 +156,7 @@ def link(c: Config, world: World, seconds: float) -> dict[str, float]:
     for values, calls_at_most in ((gradient, 50), (number, 500)):
         sum_over_ranks(values)  # connects
         send = functools.partial(sum_over_ranks, values)
-        calls = from_first(max(3, min(calls_at_most, int(seconds / 2 / took(send, 3)))))
+        calls = broadcast_object(max(3, min(calls_at_most, int(seconds / 2 / took(send, 3)))))
         medians.append(statistics.median(took(send, 1) for _ in range(calls)))
     return {
         "bus_gb_s": bus_gb_s(size, medians[0], world.size),

@@ -18,11 +18,11 @@ from doctor.gpu_probe import free_memory, messages, worker
 from settings.config import Config
 from train.data.batch import Batch, document_bounds, to_device
 from train.distributed.parallel import Sharding, grad_sync, is_split, local, parallelize
-from train.distributed.world import World, from_all, from_first
+from train.distributed.world import World, all_gather_object, broadcast_object
 from train.model import attention, compilation
 from train.model.model import build
 from train.optim import build_optimizer, set_rate
-from train.step import rehearse, train_step
+from train.step import dry_run, train_step
 
 ROUNDS = 3  # of a step that is composed
 MOST_ROUNDS = 30  # of one that is taken whole
@@ -67,7 +67,7 @@ class Stepper:
         bounds = [to_device(document_bounds(windows[:, :-1], end_of_text=-1), world.device)]
         self.inputs = (tokens[:, :-1], tokens[:, 1:], *(bounds if c.doc_mask else ()))
         say(world, phase="compiling" if self.compiled else "rehearsing a step")
-        rehearse(self.engine, self.optimizer, self.inputs)
+        dry_run(self.engine, self.optimizer, self.inputs)
 
     def take(self, micro_batches: int) -> float:
         """Seconds of a step of so many micro-batches."""
@@ -112,7 +112,7 @@ def measure(c: Config, world: World, until: float, limit: float) -> None:
     step.take(1)  # the first update makes room for moments
     firsts = [step.take(1)]
     passes = [step.take_passes(1)] if n > 1 else []
-    rounds, apart = from_first(
+    rounds, apart = broadcast_object(
         planned(firsts[0], passes[0] if n > 1 else 0.0, n, until - time.time())
     )
     wholes: list[float] = []
@@ -124,7 +124,7 @@ def measure(c: Config, world: World, until: float, limit: float) -> None:
         else:
             wholes.append(step.take(n))
         done, now = max(len(wholes), len(firsts) - 1), time.time()
-        if from_first(
+        if broadcast_object(
             2 * now - began > (until if done >= ROUNDS else limit - 1)
         ):  # another one would end too late
             break
@@ -158,8 +158,8 @@ def introduce(world: World) -> None:
     )
     say(
         world,
-        names=from_all(world.device_name),
-        uuids=from_all(uuid),
+        names=all_gather_object(world.device_name),
+        uuids=all_gather_object(uuid),
         torch=torch.__version__,
         threads=torch.get_num_threads(),
     )

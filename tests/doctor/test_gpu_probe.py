@@ -146,7 +146,7 @@ def test_processes_whose_clocks_differ_call_each_other_equally_often(
         monkeypatch.setattr(
             probe, "sum_over_ranks", lambda values, sent=sent: sent.append(values.numel())
         )
-        monkeypatch.setattr(probe, "from_first", agree)
+        monkeypatch.setattr(probe, "broadcast_object", agree)
         probe.link(tiny, HERE, seconds)
         calls.append(sent)
     assert calls[0] == calls[1] and len(calls[0]) == 2 * (1 + 3) + 50 + 100

@@ -38,7 +38,7 @@ class Fault:
 
 # Where: module of train/, function, and whether the fault comes before it or behind it.
 POINTS = {
-    "rehearsal": ("assemble", "rehearse", "before"),
+    "rehearsal": ("assemble", "dry_run", "before"),
     "resuming": ("faults.recovery", "resume", "before"),
     "step": ("data.batch", "Loader.batch", "behind"),
     "forward": ("model.model", "Transformer.forward", "behind"),
@@ -48,8 +48,8 @@ POINTS = {
     "commit": ("checkpoint.checkpoint", "commit", "before"),
     "committed": ("checkpoint.find", "prune", "before"),
     # in the producer of a run that streams; their step is the number of shards that the source has
-    "document": ("data.shard_writer", "Maker.add", "before"),
-    "seal": ("data.shard_writer", "Maker.write_manifest", "before"),
+    "document": ("data.shard_writer", "ShardWriter.add", "before"),
+    "seal": ("data.shard_writer", "ShardWriter.write_manifest", "before"),
 }
 IN_THE_PRODUCER = ("document", "seal")
 

@@ -22,7 +22,7 @@ def test_a_slow_rank_is_named_with_its_host_and_how_slow_it_is(trial, pair):
     ((rank, host, times),) = re.findall(line, out)
     assert (rank, host) == ("1", HOST) and float(times) > 1.5
     (slow,) = [step["straggler"] for step in trial.steps if "straggler" in step]
-    assert slow["rank"] == 1 and slow["own_s"] > 0.2
+    assert slow["rank"] == 1 and slow["compute_s"] > 0.2
     assert trial.losses == pair.losses
 
 

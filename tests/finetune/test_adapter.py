@@ -192,7 +192,7 @@ def train_as_rank(rank: int, size: int, folder: str, found: str, settings: dict[
     weights = {name: weight.tolist() for name, weight in whole(bare).items() if is_adapter(name)}
     Path(f"{found}/{rank}.json").write_text(json.dumps({"losses": losses, "weights": weights}))
     if size > 1:
-        distributed.from_first(None)
+        distributed.broadcast_object(None)
         os._exit(0)
 
 

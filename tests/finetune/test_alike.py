@@ -38,8 +38,8 @@ def world(hosts: tuple[str, ...]) -> World:
 def test_what_differs_is_named(monkeypatch: pytest.MonkeyPatch, which: int, words: str) -> None:
     here = world(("a", "a", "b", "b"))
     other = [(*one[:3], "other") if i == which else one for i, one in enumerate(MINE)]
-    monkeypatch.setattr(tuning_job, "from_all", lambda mine: [mine, mine, other, mine])
+    monkeypatch.setattr(tuning_job, "all_gather_object", lambda mine: [mine, mine, other, mine])
     with pytest.raises(DataError, match=words):
         tuning_job.refuse_others(MINE, here)
-    monkeypatch.setattr(tuning_job, "from_all", lambda mine: [mine] * 4)
+    monkeypatch.setattr(tuning_job, "all_gather_object", lambda mine: [mine] * 4)
     tuning_job.refuse_others(MINE, here)

@@ -275,7 +275,7 @@ def load_as_rank(rank: int, size: int, folder: str, found: str, settings: dict[s
             }
         )
     )
-    distributed.from_first(None)
+    distributed.broadcast_object(None)
     os._exit(0)
 
 

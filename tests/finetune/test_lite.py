@@ -222,7 +222,7 @@ def save_as_rank(rank: int, size: int, folder: str, found: str, settings: dict[s
     saver.start(1, model, optimizer, {})
     saver.wait()
     ended = saver.poll()
-    distributed.from_first(None)  # some do not write
+    distributed.broadcast_object(None)  # some do not write
     whole = {
         in_file(name): (weight.full_tensor() if hasattr(weight, "full_tensor") else weight).detach()
         for name, weight in adapters_of(bare).items()
@@ -274,7 +274,7 @@ def save_as_rank(rank: int, size: int, folder: str, found: str, settings: dict[s
             }
         )
     )
-    distributed.from_first(None)
+    distributed.broadcast_object(None)
     os._exit(0)
 
 

@@ -49,7 +49,7 @@ def trained(folder: Path, place: Path, world: World, settings: dict[str, str]) -
     saver.start(1, model, optimizer, {})
     saver.wait()
     ended = saver.poll()
-    distributed.from_first(None)
+    distributed.broadcast_object(None)
     before = whole(model)
     with torch.no_grad():
         for weight in adapters_of(model).values():
@@ -72,7 +72,7 @@ def trained(folder: Path, place: Path, world: World, settings: dict[str, str]) -
 def train_as_rank(rank: int, size: int, folder: str, place: str, settings: dict[str, str]) -> None:
     found = trained(Path(folder), Path(place), as_rank(rank, size), settings)
     Path(f"{place}/{rank}.json").write_text(json.dumps(found))
-    distributed.from_first(None)
+    distributed.broadcast_object(None)
     os._exit(0)
 
 

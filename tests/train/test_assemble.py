@@ -87,7 +87,7 @@ def test_a_copy_that_no_node_has_whole_is_refused_without_a_common_disk(tmp_path
 
 def test_whether_all_nodes_see_the_folder_is_tried(tmp_path, monkeypatch):
     for seen, expected in (([], True), ([False], False)):
-        monkeypatch.setattr(distributed, "from_all", lambda mine, seen=seen: [mine, *seen])
+        monkeypatch.setattr(distributed, "all_gather_object", lambda mine, seen=seen: [mine, *seen])
         lock, shared = run_folder.open_run_folder(RunPaths(tmp_path / "run"), world(2))
         assert shared is expected and not list((tmp_path / "run").glob(".probe*"))
         lock.close()

@@ -138,7 +138,7 @@ def test_a_batch_with_few_samples_is_not_compared_with_others(make, is_whole, re
     monkeypatch.setattr(loop, "train_step", train_step)
     job = make(loader=Few(make().config))
     for _ in range(60):
-        job.guard.taken(1, 2.0, 1.0)
+        job.guard.applied(1, 2.0, 1.0)
     with pytest.raises(Asked) as asked:
         loop.train(job)
     assert asked.value.args == (reason, "nonfinite")

@@ -100,7 +100,7 @@ def test_a_step_that_is_refused_touches_neither_weights_nor_moments(tiny, reason
 
     before = state()
     numbers = step(model, optimizer, tokens, targets, **options)
-    assert numbers.refused == reason
+    assert numbers.skipped == reason
     torch.testing.assert_close(state(), before, rtol=0, atol=0, equal_nan=True)
     assert all(weight.grad is None for weight in model.parameters())
     if reason == "loss":
@@ -130,7 +130,7 @@ def test_the_clock_tells_what_a_rank_did_before_it_waits(tiny, monkeypatch):
 
         hook = model.register_forward_pre_hook(work)
         clock.start()
-        own += step(model, optimizer, *batch, clock=clock).own_s
+        own += step(model, optimizer, *batch, clock=clock).compute_s
         hook.remove()
     assert own == pytest.approx([0.0, 0.2, 0.4])  # two micro-batches
 

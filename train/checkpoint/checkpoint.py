@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from record import number_formats
 from record.durable import flush_file, flush_folder, write_whole
-from train.checkpoint.find import folder_of, set_aside
+from train.checkpoint.find import folder_of, quarantine
 from train.checkpoint.manifest import (
     FILE,
     CheckpointError,
@@ -38,7 +38,7 @@ from train.checkpoint.manifest import (
     seal_manifest,
 )
 from train.distributed.parallel import replicate, weights_of
-from train.distributed.world import World, from_all, from_first, together
+from train.distributed.world import World, all_gather_object, broadcast_object, raise_on_all_ranks
 from train.optim import Optimizer
 
 logging.getLogger("torch.distributed.checkpoint").setLevel(logging.ERROR)  # says what we say better
@@ -112,7 +112,7 @@ def write(
     """
     target = folder_of(root, step)
     temporary = root / f"{target.name}.tmp-{uuid.uuid4().hex[:8]}"
-    temporary, is_there = from_first((temporary, is_written(target, facts)), group)
+    temporary, is_there = broadcast_object((temporary, is_written(target, facts)), group)
     if is_there:
         return 0
     content = {"step": step, **facts, "torch": torch.__version__, "world_size": world.size}
@@ -126,7 +126,7 @@ def write(
         with fail_together(failure, group):
             (save or save_tensors)(states, temporary, group)
             described = flush_and_describe(temporary, world.rank)
-        for part in from_all(described, group):
+        for part in all_gather_object(described, group):
             files |= part
         with fail_together(failure, group):  # nobody goes on before the commit
             if world.is_first:
@@ -161,7 +161,7 @@ def fail_together(failure: str, group: Any = None) -> Iterator[None]:
     """
     from torch.distributed.checkpoint.api import CheckpointException
 
-    with together(CheckpointError, group=group):
+    with raise_on_all_ranks(CheckpointError, group=group):
         try:
             yield
         except (Exception, CheckpointException) as error:
@@ -204,7 +204,7 @@ def commit(temporary: Path, target: Path, content: dict[str, Any]) -> None:
     """Write the manifest, make all names durable, and rename."""
     write_whole(temporary / FILE, seal_manifest(content))
     flush_folder(temporary)
-    replaced = set_aside(target, "trash") if target.exists() else None
+    replaced = quarantine(target, "trash") if target.exists() else None
     os.rename(temporary, target)
     flush_folder(target.parent)
     flush_folder(target.parent.parent)  # which may have got its folder of checkpoints just now
@@ -272,7 +272,7 @@ def load_into(
     with fail_together(failure):
         if sees:
             stored = reader.tensors()
-    stored = from_first(stored)
+    stored = broadcast_object(stored)
     with fail_together(failure):
         if optimizer:
             make_moments(model, optimizer, outer, stored)

@@ -16,7 +16,7 @@ from typing import Any
 from record.run_paths import list_checkpoints as committed
 from record.run_paths import name_checkpoint
 from train.checkpoint.manifest import CheckpointError, OtherFormat, load_manifest, verify
-from train.distributed.world import World, from_first, together
+from train.distributed.world import World, broadcast_object, raise_on_all_ranks
 
 log = logging.getLogger(__name__)
 
@@ -91,21 +91,21 @@ def latest_for_all(
     Raises CheckpointError, on all ranks.
     """
     latest = None
-    with together(CheckpointError):
+    with raise_on_all_ranks(CheckpointError):
         if world.is_first:
             latest = find_latest(root, before)
-    latest = from_first(latest)
+    latest = broadcast_object(latest)
     if latest:
-        set_aside_later(root, world, latest[1]["step"], reason)
+        quarantine_later(root, world, latest[1]["step"], reason)
     return latest
 
 
-def set_aside_later(root: Path, world: World, after: int, reason: str) -> None:
+def quarantine_later(root: Path, world: World, after: int, reason: str) -> None:
     """Set aside the checkpoints after a step, whose names training will need.
 
     Raises CheckpointError, on all ranks.
     """
-    with together(CheckpointError):
+    with raise_on_all_ranks(CheckpointError):
         if not world.is_first:
             return
         for step in committed(root):
@@ -113,7 +113,7 @@ def set_aside_later(root: Path, world: World, after: int, reason: str) -> None:
                 continue
             folder = folder_of(root, step)
             try:
-                aside = set_aside(folder, reason)
+                aside = quarantine(folder, reason)
             except OSError as error:
                 raise CheckpointError(
                     f"{folder}: is {reason} and cannot be renamed ({error.strerror}); move it "
@@ -126,7 +126,7 @@ def set_aside_later(root: Path, world: World, after: int, reason: str) -> None:
             )
 
 
-def set_aside(folder: Path, reason: str) -> Path:
+def quarantine(folder: Path, reason: str) -> Path:
     """Rename a checkpoint to .REASON-step_N-..., at once, and return its path. Raises OSError."""
     return folder.rename(folder.parent / f".{reason}-{folder.name}-{uuid.uuid4().hex[:8]}")
 
@@ -156,7 +156,7 @@ def prune(
         folder = folder_of(root, step)
         try:
             # Renamed first: a kill in between leaves no half a checkpoint under its name.
-            shutil.rmtree(set_aside(folder, "trash"), ignore_errors=True)
+            shutil.rmtree(quarantine(folder, "trash"), ignore_errors=True)
         except OSError as error:  # as a network disk does for a folder that is being read
             log.warning(
                 "checkpoint %s could not be deleted (%s); training goes on",

@@ -17,7 +17,7 @@ from settings.declare import FREE, format_value, read_section
 from settings.resume import compare_with_stored
 from settings.run import Machine
 from train.checkpoint.manifest import CheckpointError, load_manifest
-from train.distributed.world import World, from_first
+from train.distributed.world import World, broadcast_object
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class Identity:
     def adopt(self, root: Path, world: World) -> None:
         """Take all checkpoints that have no identity for this run's, once. Called by all ranks."""
         if self.adopted is None:
-            self.adopted = from_first(hash_unnamed(root) if world.is_first else [])
+            self.adopted = broadcast_object(hash_unnamed(root) if world.is_first else [])
 
 
 def check_identity(

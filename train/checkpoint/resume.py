@@ -9,7 +9,7 @@ from torch import Tensor
 from record.locks import RunFolderError
 from train.checkpoint import checkpoint, find
 from train.data.manifest import DataError
-from train.distributed.world import from_first
+from train.distributed.world import broadcast_object
 
 if TYPE_CHECKING:
     from train.job import Job
@@ -49,7 +49,7 @@ def start_over(job: "Job") -> None:
     Raises RunFolderError, on all ranks, if the run has saved a checkpoint, which is gone.
     """
     name, recorder = job.paths.name, job.recorder
-    steps, saved = from_first((recorder.recorded_step, recorder.saved_step))
+    steps, saved = broadcast_object((recorder.recorded_step, recorder.saved_step))
     if saved:
         raise RunFolderError(
             f"Run {name} has recorded {steps} steps but has no checkpoint. "
@@ -124,5 +124,5 @@ def manifest_of(job: "Job") -> dict[str, Any]:
 def quarantine_later_checkpoints(job: "Job") -> None:
     """Rename the checkpoints after job.step, which know of steps that are lost. Raises CheckpointError, on all ranks."""
     job.saver.wait()
-    find.set_aside_later(job.paths.checkpoints, job.world, job.step, "rolled-back")
+    find.quarantine_later(job.paths.checkpoints, job.world, job.step, "rolled-back")
     job.saver.verified = {step for step in job.saver.verified if step <= job.step}

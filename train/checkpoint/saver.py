@@ -25,7 +25,7 @@ from train import timeouts
 from train.checkpoint import checkpoint, find
 from train.checkpoint.manifest import CheckpointError
 from train.distributed.parallel import is_split, writers
-from train.distributed.world import World, from_first, group_of, report_progress, use_device
+from train.distributed.world import World, broadcast_object, group_of, report_progress, use_device
 from train.optim import Optimizer
 
 log = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ class Saver:
         Raises CheckpointError, on all ranks, after too many failures in a row.
         """
         self.wait()
-        failures, newest = from_first((self.failures, max(self.verified, default=0)))
+        failures, newest = broadcast_object((self.failures, max(self.verified, default=0)))
         if failures >= MOST_FAILURES:
             last = f"it resumes from step {newest}" if newest else "it starts again"
             raise CheckpointError(

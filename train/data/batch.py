@@ -5,7 +5,7 @@
 The targets of a window are its tokens shifted by one, so that each token of a shard but the first is a
 target once per epoch. With DOC_MASK the bounds of documents are found here, where tokens are still on
 the host. Shards are hashed by a thread before they are read, those of the next group while this one is
-trained on. While sources are still being made a batch may not be there yet: `lacking` tells.
+trained on. While sources are still being made a batch may not be there yet: `missing` tells.
 """
 
 import dataclasses
@@ -138,7 +138,7 @@ class Loader:
         """Return where samples lie: arrays, and the offset of the first sample in them."""
         if samples.start not in self._ahead:
             steps = max(1, LOOK_AHEAD // len(samples))
-            while steps > 1 and self.mixture.lacking(self.step_range(step + steps - 1, gaps).stop):
+            while steps > 1 and self.mixture.missing(self.step_range(step + steps - 1, gaps).stop):
                 steps //= 2
             ranges = [self.samples(later, gaps) for later in range(step, step + steps)]
             numbers = [np.arange(each.start, each.stop) for each in ranges]
@@ -173,12 +173,12 @@ class Loader:
         """Return the shards and the order of each source."""
         return list(zip(self.sources, self.mixture.orders, strict=True))
 
-    def lacking(self, step: int, gaps: Sequence[Gap]) -> str:
+    def missing(self, step: int, gaps: Sequence[Gap]) -> str:
         """Return the source that the step after `step` committed ones has to wait for; "" if all is there."""
         samples = self.step_range(step, gaps)
-        if self.mixture.lacking(samples.stop):
+        if self.mixture.missing(samples.stop):
             self.grow()
-        return self.mixture.lacking(samples.stop) or self.absent(samples.start, samples.stop)
+        return self.mixture.missing(samples.stop) or self.absent(samples.start, samples.stop)
 
     def absent(self, begin: int, end: int) -> str:
         """Return the source with a deleted shard in a group of these samples; "" if there is none."""
@@ -214,14 +214,14 @@ class Loader:
 
     # ---- What the run has used of them
 
-    def taken(self, step: int, gaps: Sequence[Gap]) -> dict[str, int]:
+    def consumed(self, step: int, gaps: Sequence[Gap]) -> dict[str, int]:
         """Return the windows of each source that the order is past after `step` steps, gaps included."""
         counts = self.mixture.counts(self.step_range(step, gaps).start)
         return dict(zip(self.mixture.names, counts, strict=True))
 
     def trained(self, step: int, gaps: Sequence[Gap]) -> dict[str, int]:
         """Return the windows of each source that the model has seen after `step` steps: without gaps."""
-        seen = self.taken(step, gaps)
+        seen = self.consumed(step, gaps)
         passed = 0
         for gap in sorted((gap for gap in gaps if gap.step <= step), key=lambda gap: gap.step):
             begin = gap.step * self.config.batch_windows + passed
@@ -254,7 +254,7 @@ class Loader:
             are, since an epoch has ended; `hashed`, True if the manifest has a hash.
         """
         opened = {}
-        taken = self.taken(step, gaps)
+        taken = self.consumed(step, gaps)
         for shards, order in self.pairs():
             count = taken[order.name]
             has_gone_round = order.ended and count >= order.sealed

@@ -286,7 +286,7 @@ class Mixture:
         part = np.bincount(rest, minlength=len(self.names))
         return (blocks * np.asarray(self.weights) + part).tolist()
 
-    def lacking(self, samples: int) -> str:
+    def missing(self, samples: int) -> str:
         """The first source of which the first `samples` of the run need a group that is not whole; "" if none does."""
         for order, count in zip(self.orders, self.counts(samples), strict=True):
             if not order.ended and count > order.sealed:

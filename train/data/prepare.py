@@ -45,7 +45,7 @@ from train.data.data_paths import (
 )
 from train.data.manifest import DataError, read_manifest
 from train.data.progress import Progress
-from train.data.shard_writer import Maker
+from train.data.shard_writer import ShardWriter
 from train.data.shards import ShardSet
 from train.data.sources.fetch import Files
 from train.data.sources.pin import Pinned, pin
@@ -272,55 +272,55 @@ def refuse_repetition(c: Config, sources: dict[str, ShardSet], begun: bool = Fal
 # ---------------------------------------------------------------------------------------------------
 
 
-def maker_of(c: Config, name: str, v: Vocabulary) -> Maker:
+def maker_of(c: Config, name: str, v: Vocabulary) -> ShardWriter:
     p = pinned_of(c, name)
-    return Maker(p, v, source_folder(c, name, v), data_paths.SHARD_TOKENS, files_of(c, p))
+    return ShardWriter(p, v, source_folder(c, name, v), data_paths.SHARD_TOKENS, files_of(c, p))
 
 
 def make_source(c: Config, name: str, v: Vocabulary) -> None:
     """Prepare the shards of one source, from wherever an earlier run was killed."""
     began = time.perf_counter()
-    maker = maker_of(c, name, v)
-    limit = token_limit(c, maker.pinned.source)
-    before = maker.tokens()
-    files = maker.pinned.files
-    maker.progress = Progress(name, limit, [file.bytes for file in files], before).at
-    with contextlib.closing(maker.files):
-        if maker.pinned.source.compressors and not maker.manifest.compressed_bpb:
-            maker.manifest.compressed_bpb = compressed_bpb(maker)  # written with the end
-        for seal in maker.absent():
+    writer = maker_of(c, name, v)
+    limit = token_limit(c, writer.pinned.source)
+    before = writer.tokens()
+    files = writer.pinned.files
+    writer.progress = Progress(name, limit, [file.bytes for file in files], before).at
+    with contextlib.closing(writer.files):
+        if writer.pinned.source.compressors and not writer.manifest.compressed_bpb:
+            writer.manifest.compressed_bpb = compressed_bpb(writer)  # written with the end
+        for seal in writer.absent():
             shards = " and ".join(info.file for info in seal.infos())
             log.info("source %s: making %s again, of which not all is there", name, shards)
-            maker.remake(seal)
-        if not is_enough(c, maker.pinned.source, maker.manifest.end, before):
-            for _ in maker.make(limit):
+            writer.remake(seal)
+        if not is_enough(c, writer.pinned.source, writer.manifest.end, before):
+            for _ in writer.make(limit):
                 pass
         # The limit may be reached in the middle of a file, with another one downloaded ahead.
         for number in range(len(files)):
-            maker.files.done(number)
+            writer.files.done(number)
     seconds = time.perf_counter() - began
-    made = maker.tokens() - before
-    counts = sorted(maker.manifest.dropped.items())
+    made = writer.tokens() - before
+    counts = sorted(writer.manifest.dropped.items())
     dropped = ", ".join(f"{count} {reason}" for reason, count in counts)
     log.info(
         "source %s: %d documents, %s training tokens; rows dropped: %s; %.1f s, %s",
         name,
-        sum(seal.documents for seal in maker.manifest.seals),
-        number_formats.count(maker.tokens()),
+        sum(seal.documents for seal in writer.manifest.seals),
+        number_formats.count(writer.tokens()),
         dropped or "none",
         seconds,
         number_formats.rate(made / seconds),
     )
-    for example in maker.manifest.dropped_examples:
+    for example in writer.manifest.dropped_examples:
         file = make_printable(example["file"])
         log.info("  dropped: %s, row %d: %s", file, example["row"] + 1, example["what"])
 
 
-def compressed_bpb(maker: Maker) -> dict[str, float]:
+def compressed_bpb(writer: ShardWriter) -> dict[str, float]:
     """Return the bits per byte that general compressors need for the held-out documents, all in one file."""
     held_out = bytearray()
-    for item in documents(maker.pinned, maker.files):
-        if isinstance(item, Document) and maker.pinned.holds_out(item.name):
+    for item in documents(writer.pinned, writer.files):
+        if isinstance(item, Document) and writer.pinned.holds_out(item.name):
             held_out += item.text.encode()
     if not held_out:
         return {}

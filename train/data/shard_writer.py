@@ -85,7 +85,7 @@ class Pending:
         return text_bytes
 
 
-class Maker:
+class ShardWriter:
     """Makes the shards of one source in a folder. Only one process may do so at a time.
 
     Args:

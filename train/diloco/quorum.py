@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torchft.manager import Manager
 
-from train.diloco.result import ToldToStop
+from train.diloco.result import Interrupted
 from train.distributed.world import sum_over_ranks
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class Quorums(Manager):
     """torchft's manager of one process, which can be told to stop while it waits for a quorum.
 
     Args:
-        is_told: whether this process was told to stop.
+        stop_requested: whether this process was told to stop.
         group: the processes of this site, which wait for a quorum together.
         lighthouse: its address, for messages.
         manager: arguments of torchft's manager.
@@ -63,8 +63,10 @@ class Quorums(Manager):
         is_given_up: whether a thread may still wait for a quorum.
     """
 
-    def __init__(self, is_told: Callable[[], bool], group: Any, lighthouse: str, **manager: Any):
-        self.is_told = is_told
+    def __init__(
+        self, stop_requested: Callable[[], bool], group: Any, lighthouse: str, **manager: Any
+    ):
+        self.stop_requested = stop_requested
         self.group = group
         self.lighthouse = lighthouse
         self.is_given_up = False
@@ -75,7 +77,7 @@ class Quorums(Manager):
     def wait_quorum(self) -> None:
         """Wait for the quorum, in slices between which a signal is heard. Called by `start_quorum`.
 
-        Raises ToldToStop; RuntimeError or OSError on all ranks, if one of them got no quorum.
+        Raises Interrupted; RuntimeError or OSError on all ranks, if one of them got no quorum.
         """
         future: Any = self._quorum_future
         began = time.monotonic()
@@ -85,7 +87,7 @@ class Quorums(Manager):
                 future.exception(LOOK_S)
             is_over = future.done()
             has_failed = is_over and future.exception() is not None
-            votes = torch.tensor([float(is_over), float(has_failed), float(self.is_told())])
+            votes = torch.tensor([float(is_over), float(has_failed), float(self.stop_requested())])
             over, failed, told = sum_over_ranks(votes, self.group).tolist()
             if over == self._group_world_size:
                 self.agreed_on = future
@@ -95,7 +97,7 @@ class Quorums(Manager):
                 # The others would else begin with this site, which is about to go.
                 self.shutdown(wait=False)
                 self.is_given_up = True
-                raise ToldToStop
+                raise Interrupted
             if not is_logged and time.monotonic() - began > SAY_S:
                 log.warning(
                     "waiting for a quorum of sites for %.0f s: the lighthouse at %s is away, or a "

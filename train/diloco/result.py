@@ -1,7 +1,7 @@
 """How the wait for other sites may end. Loads nothing of torchft, which takes seconds."""
 
 
-class ToldToStop(Exception):
+class Interrupted(Exception):
     """A signal came while this site waited for others; nothing of it is lost."""
 
 

@@ -36,8 +36,8 @@ from train.distributed.world import (
     PeersDiffer,
     PeersMissing,
     World,
-    from_all,
-    from_first,
+    all_gather_object,
+    broadcast_object,
     group_of,
 )
 from train.optim import Optimizer
@@ -57,7 +57,7 @@ class Site:
     step -85 + 8 x 25 = 115, an interval after step 90.
 
     Args:
-        is_told: whether this process was told to stop.
+        stop_requested: whether this process was told to stop.
         step: at which the model is, by a checkpoint or anew.
         tensors, facts: what this class gave to that checkpoint. Where the run had no sites there
             are none of either: the model's weights are global then, and win over those of a site
@@ -87,7 +87,7 @@ class Site:
         world: World,
         model: nn.Module,
         optimizer: Optimizer,
-        is_told: Callable[[], bool],
+        stop_requested: Callable[[], bool],
         step: int,
         tensors: dict[str, Tensor],
         facts: Mapping[str, int],
@@ -120,26 +120,26 @@ class Site:
             exchanges = int(step > 0)
             last_sync_step = step - step % self.sync_interval
         self.base = last_sync_step - exchanges * self.sync_interval
-        self.connect(is_told)
+        self.connect(stop_requested)
         self.manager.load_state_dict({"step": exchanges, "batches_committed": 0})
 
     # ---- Connections
 
-    def connect(self, is_told: Callable[[], bool]) -> None:
+    def connect(self, stop_requested: Callable[[], bool]) -> None:
         """Open what the sites, and the ranks of this one, find each other by. Raises PeersMissing."""
         config, world = self.config, self.world
         patience_s = timeouts.SYNC_TIMEOUT_S
         patience = datetime.timedelta(seconds=patience_s)
         group = group_of(list(range(world.size)), patience_s)
         # Members are sorted by site, then by start; torchft reads the last figures.
-        name = from_first(f"{config.site_rank:05d}-{time.time_ns()}-{config.site_rank}")
+        name = broadcast_object(f"{config.site_rank:05d}-{time.time_ns()}-{config.site_rank}")
         try:
             self.address = own_address(config.lighthouse)
             dtype = getattr(torch, config.sync_dtype)
             self.gloo = StripedGloo(self.address, SYNC_STREAMS, dtype)
             self.store, store_address, store_port = open_store(self.address, world)
             self.manager = Quorums(
-                is_told,
+                stop_requested,
                 group,
                 config.lighthouse,
                 pg=self.gloo,
@@ -219,7 +219,7 @@ class Site:
     def exchange(self, step: int) -> bool | None:
         """End the exchange that is in flight. If none is, begin one, and end it if it has no delay.
 
-        step: that the model has made. Raises ToldToStop, with all as it was before the exchange;
+        step: that the model has made. Raises Interrupted, with all as it was before the exchange;
         PeersMissing, PeersDiffer.
 
         Returns:
@@ -260,7 +260,9 @@ class Site:
                 f"(NODE_RANK={config.node_rank}), since before this one; stop one of them"
             )
         self.present = self.manager.num_participants()
-        if len(set(from_all((self.healed_at, self.exchanges)))) > 1:  # a model of two halves
+        if (
+            len(set(all_gather_object((self.healed_at, self.exchanges)))) > 1
+        ):  # a model of two halves
             raise PeersMissing(
                 "the weights of another site came through to some processes of this one only; it "
                 "goes back to its checkpoint"
@@ -282,7 +284,7 @@ class Site:
         for name in sorted(names):
             hashed.update(name.encode())
             hashed.update(local(self.outer.weights[name]).cpu().contiguous().numpy().data)
-        return xxhash.xxh3_64("".join(from_all(hashed.hexdigest())).encode()).hexdigest()
+        return xxhash.xxh3_64("".join(all_gather_object(hashed.hexdigest())).encode()).hexdigest()
 
     def finish(self, step: int) -> None:
         """Take the global weights after the run's last step. A longer run begins an interval here."""
@@ -355,5 +357,5 @@ def open_store(address: str, world: World) -> tuple[Any, str, int]:
             wait_for_workers=False,
             master_listen_fd=listener.detach(),
         )
-    where, port = from_first((address, store.port if store else 0))
+    where, port = broadcast_object((address, store.port if store else 0))
     return store, where, port

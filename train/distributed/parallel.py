@@ -90,12 +90,12 @@ def parallelize(model: nn.Module, c: Config, world: World) -> nn.Module:
     )
 
 
-def bare(model: nn.Module) -> nn.Module:
+def unwrap(model: nn.Module) -> nn.Module:
     """Return the model without its wrapper, with the names that checkpoints use."""
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
-def waits_in_forward(model: nn.Module) -> bool:
+def is_fsdp(model: nn.Module) -> bool:
     """Return whether the processes run each forward pass together, since each holds a part of the weights."""
     return hasattr(model, "reshard")
 
@@ -105,9 +105,11 @@ def weights_of(model: Any) -> dict[str, nn.Parameter]:
 
     A tied head counts once.
     """
-    if waits_in_forward(model):  # FSDP2 leaves the outermost weights whole behind an evaluation
+    if is_fsdp(model):  # FSDP2 leaves the outermost weights whole behind an evaluation
         model.reshard()
-    return {name: weight for name, weight in bare(model).named_parameters() if weight.requires_grad}
+    return {
+        name: weight for name, weight in unwrap(model).named_parameters() if weight.requires_grad
+    }
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -152,7 +154,7 @@ def grad_sync(model: Any, enabled: bool) -> Iterator[None]:
     The engine averages; train_step undoes that, so that the gradient is that of the summed loss. With
     GRAD_SYNC=micro-batch FSDP2 reduces always, over the ranks of a copy, so that no rank holds a whole gradient.
     """
-    if waits_in_forward(model):
+    if is_fsdp(model):
         model.set_requires_gradient_sync(enabled or model.sync_each_micro_batch)
         model.set_requires_all_reduce(enabled)
         model.set_is_last_backward(enabled)
@@ -170,7 +172,7 @@ def clear_gradients(model: nn.Module) -> None:
     model.zero_grad(set_to_none=not isinstance(model, DistributedDataParallel))
 
 
-def settle(model: nn.Module, micro_batch: Sequence[Tensor]) -> None:
+def warm_up_ddp(model: nn.Module, micro_batch: Sequence[Tensor]) -> None:
     """Have what is decided at the first use decided before the first step: buckets, and compiled code.
 
     DistributedDataParallel orders its buckets anew after its first reduction, and with three ranks or more the order

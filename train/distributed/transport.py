@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from train.distributed.world import World, from_all
+from train.distributed.world import World, all_gather_object
 
 if TYPE_CHECKING:
     from train.job import Job
@@ -90,7 +90,7 @@ def log_transport(job: "Job") -> None:
     world = job.world
     if world.size == 1 or world.device.type != "cuda":
         return
-    members = from_all((world.node_rank, os.getpid()))
+    members = all_gather_object((world.node_rank, os.getpid()))
     if world.local_rank:
         return
     # other ranks log only warnings: this goes into the log of their node

@@ -106,7 +106,7 @@ def join(c: Config, trains: bool = True) -> World:
         device_name=device_name,
         host=host,
         local_size=read_number("LOCAL_WORLD_SIZE", size),
-        hosts=tuple(from_all(host)),
+        hosts=tuple(all_gather_object(host)),
     )
 
 
@@ -311,7 +311,7 @@ def raise_together(error: Exception | None, group: Any = None) -> None:
         return
     mine = error and (type(error), str(error), vars(error))
     ranks = dist.get_process_group_ranks(group)
-    for rank, problem in zip(ranks, from_all(mine, group), strict=True):
+    for rank, problem in zip(ranks, all_gather_object(mine, group), strict=True):
         if problem:
             kind, message, attributes = problem
             # not by kind(message): some errors take something else, and some cannot be pickled
@@ -322,7 +322,7 @@ def raise_together(error: Exception | None, group: Any = None) -> None:
 
 
 @contextlib.contextmanager
-def together(*kinds: type[Exception], group: Any = None) -> Iterator[None]:
+def raise_on_all_ranks(*kinds: type[Exception], group: Any = None) -> Iterator[None]:
     """Raise on all ranks what one of them raises inside, if it is of these kinds. All ranks enter."""
     error: Exception | None = None
     try:
@@ -335,12 +335,12 @@ def together(*kinds: type[Exception], group: Any = None) -> Iterator[None]:
 def who_sees(folder: Path, world: World) -> list[bool]:
     """Return by rank whether it sees the first rank's folder. Raises OSError, on all, if that cannot be written to."""
     # A new name: a network disk may remember for a while that a file was absent.
-    probe = folder / from_first(f".probe-{uuid.uuid4().hex}")
-    with together(OSError):
+    probe = folder / broadcast_object(f".probe-{uuid.uuid4().hex}")
+    with raise_on_all_ranks(OSError):
         if world.is_first:
             folder.mkdir(parents=True, exist_ok=True)
             probe.touch()
-    seen = from_all(probe.exists())
+    seen = all_gather_object(probe.exists())
     if world.is_first:
         probe.unlink(missing_ok=True)
     return seen
@@ -358,7 +358,7 @@ def broadcast(values: torch.Tensor, group: Any) -> None:
     dist.broadcast(values, src=0, group=group)
 
 
-def from_first(value: Any, group: Any = None) -> Any:
+def broadcast_object(value: Any, group: Any = None) -> Any:
     """Return the first process's value on all processes, or on all of a group that it is in."""
     if not dist.is_initialized():
         return value
@@ -376,7 +376,7 @@ def to_first(value: Any, group: Any = None) -> list[Any]:
     return values
 
 
-def from_all(value: Any, group: Any = None) -> list[Any]:
+def all_gather_object(value: Any, group: Any = None) -> list[Any]:
     """Return the values of all processes, by rank, on all processes, or on all of a group."""
     if not dist.is_initialized():
         return [value]

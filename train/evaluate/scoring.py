@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from hardware.out_of_memory import is_out_of_memory
 from settings.config import Config
-from train.distributed.parallel import waits_in_forward
-from train.distributed.world import World, from_all, sum_over_ranks
+from train.distributed.parallel import is_fsdp
+from train.distributed.world import World, all_gather_object, sum_over_ranks
 
 
 class ScoringFailed(Exception):
@@ -65,7 +65,7 @@ def add_up(
 
     Raises ScoringFailed, on all ranks, if one failed or needed longer than limit_s.
     """
-    waits = waits_in_forward(model)
+    waits = is_fsdp(model)
     too_long = f"it took longer than EVAL_MINUTES={config.eval_minutes:g}; {advice}"
     micro_batch = config.micro_batch(world.size)
     sums = torch.zeros(width, dtype=torch.float64, device=world.device)
@@ -99,7 +99,9 @@ def add_up(
     ends = torch.tensor([is_interrupted, bool(problem)], dtype=torch.float64).to(sums.device)
     *values, interruptions, failures = sum_over_ranks(torch.cat([sums, ends])).tolist()
     if failures:
-        texts = [f"rank {rank}: {text}" for rank, text in enumerate(from_all(problem)) if text]
+        texts = [
+            f"rank {rank}: {text}" for rank, text in enumerate(all_gather_object(problem)) if text
+        ]
         raise ScoringFailed(texts[0])
     return None if interruptions else values
 

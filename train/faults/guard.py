@@ -59,7 +59,7 @@ class Guard:
         0  # so many next steps are refused only where they are not finite, and not remembered
     )
 
-    def judge(self, loss: float, grad_norm: float) -> str | None:
+    def check_step(self, loss: float, grad_norm: float) -> str | None:
         """Why a step of these numbers must not be taken: "nonfinite", "loss", "grad_norm"; or None."""
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             return "nonfinite"
@@ -86,7 +86,7 @@ class Guard:
             return f"{refused} above {self.bound(refused):.4g}"
         return "not finite"
 
-    def taken(self, step: int, loss: float, grad_norm: float) -> None:
+    def applied(self, step: int, loss: float, grad_norm: float) -> None:
         """A step was taken, and is now the last one."""
         if self.unsettled:
             self.unsettled -= 1

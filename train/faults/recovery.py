@@ -56,9 +56,9 @@ class Recovery:
             "skip",
             step,
             job.tokens,
-            reason=numbers.refused,
+            reason=numbers.skipped,
             samples=[first, last],
-            names=names if numbers.refused == "nonfinite" else names[:16],
+            names=names if numbers.skipped == "nonfinite" else names[:16],
             texts=texts_of(job, numbers.samples),
             step_ms=1000 * seconds,
             loss=numbers.loss,
@@ -66,7 +66,7 @@ class Recovery:
         )
         job.recorder.say(
             f"step {step}: loss={numbers.loss:.4g} grad_norm={numbers.grad_norm:.4g}: "
-            f"{self.guard.explain(numbers.refused)}. The weights were not touched, the step is skipped. "
+            f"{self.guard.explain(numbers.skipped)}. The weights were not touched, the step is skipped. "
             f"Samples {first} to {last}, the first: {', '.join(names[:4])}"
         )
         self.gaps = with_gap(self.gaps, job.step, config.batch_windows)

@@ -236,7 +236,7 @@ def rank_of(stacks: Path) -> int:
     return int(stacks.stem.removeprefix("rank_"))
 
 
-def set_aside_stacks(folder: Path) -> list[str]:
+def quarantine_stacks(folder: Path) -> list[str]:
     """What the last attempt's stacks say, for this one to repeat; they are kept as hang/attempt_TIME/."""
     lines = report(folder)
     aside = folder / time.strftime("attempt_%Y%m%d_%H%M%S")

@@ -75,15 +75,15 @@ CHATML = Format("chatml", "", "<|im_start|>", "{}\n", "<|im_end|>", "\n")
 
 def format_of(vocabulary: Vocabulary) -> Format:
     """Return the format whose tokens a tokenizer has. Raises TokenizerError."""
-    lacking = []
+    missing = []
     for made in (OWN, CHATML):
         missing = [token for token in made.tokens if not is_special(vocabulary, token)]
         if not missing:
             return made
-        lacking.append(" ".join(missing))
+        missing.append(" ".join(missing))
     raise TokenizerError(
         "the tokenizer has no special tokens for conversations: it lacks "
-        f"{'; or for ChatML '.join(lacking)}. Only a model that was fine-tuned with such tokens can "
+        f"{'; or for ChatML '.join(missing)}. Only a model that was fine-tuned with such tokens can "
         "chat. `make sample` continues a text with any model."
     )
 

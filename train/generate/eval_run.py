@@ -30,7 +30,7 @@ from train.data.manifest import DataError
 from train.data.shards import ShardSet
 from train.data.sources.source import CorpusError
 from train.distributed import parallel
-from train.distributed.world import World, from_first, set_timeout, together
+from train.distributed.world import World, broadcast_object, raise_on_all_ranks, set_timeout
 from train.evaluate.core.metric import Result, Score, format_table
 from train.evaluate.core.score import Core, open_core
 from train.evaluate.core.tasks import CoreError
@@ -85,7 +85,7 @@ def evaluate(config: Config, world: World) -> int:
         write(config, trained, world, found, problems, time.perf_counter() - began)
     for problem in problems:
         log.error("%s", problem)
-    from_first(None)  # leave together
+    broadcast_object(None)  # leave together
     return 78 if problems else 0
 
 
@@ -101,7 +101,7 @@ def validate(trained: Trained, world: World) -> Validation:
     """
     config, vocabulary = trained.config, trained.vocabulary
     held_out = trained.facts.get("validation_shards")
-    with together(DataError, CorpusError):
+    with raise_on_all_ranks(DataError, CorpusError):
         sources = prepare.open_sources(config, vocabulary, partial=True)
         refuse_other_shards(trained, sources)
         lengths = padded_lengths(vocabulary, config)
@@ -205,7 +205,7 @@ def measure(core: Core, trained: Trained) -> dict[str, Any]:
         },
         "seconds": time.perf_counter() - began,
         "examples": most,
-        "lacking": result.lacking,
+        "missing": result.missing,
         "tasks": {label: facts_of(score) for label, score in result.scores.items()},
         "gpt2": {"source": "the bundle's tables", "centred": bundle.tables},
     }

@@ -47,7 +47,7 @@ from train.data.manifest import DataError
 from train.data.sources.source import CorpusError
 from train.data.tokenizer import TokenizerError, Vocabulary, load
 from train.distributed import parallel
-from train.distributed.world import World, choose_device, from_first, together
+from train.distributed.world import World, broadcast_object, choose_device, raise_on_all_ranks
 from train.model import attention, hf_import
 from train.model.hf_import import ForeignError, some
 from train.model.model import Transformer, build
@@ -159,13 +159,13 @@ def open_trained(
     """
     names = find_explicit() if given is None else given
     found = None
-    with together(*PROBLEMS):
+    with raise_on_all_ranks(*PROBLEMS):
         if world.is_first:
             found = find(config, names)
-    found = from_first(found)
+    found = broadcast_object(found)
     assert found
     config = found.config
-    with together(*PROBLEMS):
+    with raise_on_all_ranks(*PROBLEMS):
         vocabulary = vocabulary_of(found)
         choose_device(config, world.local_rank)  # refuses a DTYPE that the device does not have
         kernel = attention.choose(config, world.device)

@@ -16,9 +16,15 @@ from train import timeouts
 from train.checkpoint.checkpoint import cause
 from train.checkpoint.resume import quarantine_later_checkpoints
 from train.diloco import roll_call
-from train.diloco.result import RunIsOver, ToldToStop
+from train.diloco.result import Interrupted, RunIsOver
 from train.diloco.site_registry import SiteClient
-from train.distributed.world import PeersDiffer, PeersMissing, from_all, from_first, together
+from train.distributed.world import (
+    PeersDiffer,
+    PeersMissing,
+    all_gather_object,
+    broadcast_object,
+    raise_on_all_ranks,
+)
 from train.faults.guard import MAX_ROLLBACKS
 from train.hooks.hook import STOP, Hook, Requests
 from train.step import StepNumbers
@@ -68,7 +74,7 @@ class DiLoCo(Hook):
         deadline = time.monotonic() + config.start_timeout_s
         limit_s = config.start_timeout_s + timeouts.SYNC_TIMEOUT_S
         with job.activity("waiting for other sites", limit_s, "START_TIMEOUT_S"):
-            with together(PeersMissing, RunIsOver):
+            with raise_on_all_ranks(PeersMissing, RunIsOver):
                 if world.is_first:
                     self.client = SiteClient(config, roll_call.facts_of(job))
                     roll_call.wait_for_sites(job, self.client, deadline)
@@ -83,13 +89,13 @@ class DiLoCo(Hook):
                 facts,
             )
             self.stored = ({}, {})
-            with together(SettingsError, PeersDiffer, PeersMissing, RunIsOver):
+            with raise_on_all_ranks(SettingsError, PeersDiffer, PeersMissing, RunIsOver):
                 if self.client:
                     others = roll_call.wait_for_sites(job, self.client, deadline, self.site)
                     roll_call.log_sites(config, self.site, others)
                     exchanges = [other["exchanges"] for other in others.values()]
                     self.is_behind = max(exchanges, default=0) > self.site.exchanges
-            self.is_behind = from_first(self.is_behind)
+            self.is_behind = broadcast_object(self.is_behind)
 
     def at_start(self, job: "Job") -> Requests | None:
         """Take the others' weights if this site is behind; make the exchange in which it was stopped."""
@@ -148,7 +154,7 @@ class DiLoCo(Hook):
         with job.activity("an exchange between sites", limit_s, phase="exchanging"):
             try:
                 counts = site.exchange(job.step)
-            except ToldToStop:
+            except Interrupted:
                 return STOP
             job.rates.sites = site.present
             if site.healed_at is not None:
@@ -182,9 +188,9 @@ class DiLoCo(Hook):
             hash=digest,
         )
         job.guard.exchanged(site.sync_interval)
-        is_news = site.present != self.sites_before
+        has_changed = site.present != self.sites_before
         self.sites_before = site.present
-        if not is_news and site.exchanges % 10:
+        if not has_changed and site.exchanges % 10:
             return
         away = ", ".join(map(str, site.away))
         missing = f" (away: {away})" if away else ""
@@ -215,7 +221,7 @@ class DiLoCo(Hook):
     def undo(self, job: "Job") -> None:
         """Go on from the exchange before one that failed. The site has dropped its steps since."""
         failed = self.site.gloo.failed
-        causes = from_all(cause(failed) if failed else "")  # not every error can be sent
+        causes = all_gather_object(cause(failed) if failed else "")  # not every error can be sent
         if any(causes):
             reason = next(filter(None, causes))
         elif self.site.present < job.config.min_sites:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from train.checkpoint.find import best
-from train.distributed.world import from_first
+from train.distributed.world import broadcast_object
 from train.evaluate.core.metric import Result
 from train.evaluate.core.score import Core
 from train.evaluate.scoring import ScoringFailed
@@ -172,7 +172,7 @@ class Evaluation(Hook):
             return False
         with job.activity("a checkpoint", job.saver.limit_s):
             job.saver.wait()
-            lowest = from_first(best(job.paths.checkpoints) if job.world.is_first else None)
+            lowest = broadcast_object(best(job.paths.checkpoints) if job.world.is_first else None)
         return lowest is None or loss < lowest[0]
 
     def loss_at(self, step: int) -> float | None:

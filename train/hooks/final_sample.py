@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 from record.durable import make_printable, write_whole
 from train.console import measure
 from train.data import prepare
-from train.distributed.parallel import bare, waits_in_forward
+from train.distributed.parallel import is_fsdp, unwrap
 from train.hooks.hook import Hook
 from train.model.generate import continue_text
 from train.model.model import Transformer
@@ -26,7 +26,7 @@ class FinalSample(Hook):
 
     def at_end(self, job: "Job") -> None:
         config = job.config
-        is_together = waits_in_forward(job.model)
+        is_together = is_fsdp(job.model)
         if not config.sample_tokens or not (job.world.is_first or is_together):
             return
         limit_s = config.start_timeout_s + config.sample_tokens
@@ -49,7 +49,7 @@ def write_texts(job: "Job") -> list[str]:
     texts = []
     for number in range(TEXTS):
         text = continue_text(
-            cast(Transformer, bare(job.model)),
+            cast(Transformer, unwrap(job.model)),
             job.vocabulary,
             prompt,
             max(1, config.sample_tokens // TEXTS),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from record.durable import write_whole
-from train.distributed.world import from_all
+from train.distributed.world import all_gather_object
 from train.hooks.hook import Hook, Requests
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Profiler(Hook):
         """Let the ranks wait for the first one, which may set up or write for long."""
         with job.activity("the profiler", job.config.start_timeout_s, "START_TIMEOUT_S"):
             yield
-            from_all(None)
+            all_gather_object(None)
 
     def write(self, job: "Job", profiler: Any) -> None:
         """Write what was recorded, on the first rank."""

@@ -30,7 +30,7 @@ class Stragglers(Hook):
         self.named: dict[int, int] = {}  # rank -> step
 
     def after_step(self, job: "Job", numbers: "StepNumbers") -> dict[str, Any]:
-        slow = self.find(job.step, numbers.own_s)
+        slow = self.find(job.step, numbers.compute_s)
         if slow is None:
             return {}
         job.recorder.say(
@@ -39,9 +39,9 @@ class Stragglers(Hook):
         )
         return {"straggler": slow}
 
-    def find(self, step: int, own_s: Sequence[float]) -> dict[str, Any] | None:
-        """Return the slowest rank, as {rank, host, times, own_s}, if it is slow and was not named lately."""
-        for times, seconds in zip(self.times, own_s, strict=True):
+    def find(self, step: int, compute_s: Sequence[float]) -> dict[str, Any] | None:
+        """Return the slowest rank, as {rank, host, times, compute_s}, if it is slow and was not named lately."""
+        for times, seconds in zip(self.times, compute_s, strict=True):
             times.append(seconds)
         if len(self.times) < 2 or len(self.times[0]) < STEPS:
             return None
@@ -58,5 +58,5 @@ class Stragglers(Hook):
             "rank": rank,
             "host": self.hosts[rank],
             "times": round(usual[rank] / max(others, 1e-9), 2),
-            "own_s": usual[rank],
+            "compute_s": usual[rank],
         }

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from train.checkpoint import find, resume
 from train.data.manifest import DataError
-from train.data.streaming.consumer import FIRST_LINE_S, Feed
-from train.distributed.world import from_all
+from train.data.streaming.consumer import FIRST_LINE_S, StreamingClient
+from train.distributed.world import all_gather_object
 from train.hooks.hook import STOP, Hook, Requests
 from train.step import StepNumbers
 from train.when_to_save import save
@@ -29,7 +29,7 @@ class StreamedData(Hook):
         needs_room: whether a checkpoint would let shards be deleted.
     """
 
-    def __init__(self, feed: Feed):
+    def __init__(self, feed: StreamingClient):
         self.feed = feed
         self.is_starved = True
         self.needs_room = False
@@ -49,7 +49,7 @@ class StreamedData(Hook):
         requests = set()
         if self.needs_room:
             requests.add("save")
-        if job.step + 1 < job.config.last_step and job.loader.lacking(job.step + 1, job.gaps):
+        if job.step + 1 < job.config.last_step and job.loader.missing(job.step + 1, job.gaps):
             requests.add("data")
         return frozenset(requests)
 
@@ -81,9 +81,9 @@ class StreamedData(Hook):
         def find_lacking() -> str:
             self.tell_producer(job, now=True)
             job.deadlines.progress(limit_s)
-            if any(from_all(job.interrupt.asked is not None)):
+            if any(all_gather_object(job.interrupt.asked is not None)):
                 raise Interrupted
-            return job.loader.lacking(job.step, job.gaps)
+            return job.loader.missing(job.step, job.gaps)
 
         def say(line: str) -> None:
             job.status.phase("data")
@@ -126,13 +126,15 @@ class StreamedData(Hook):
         # Not the newest, in case that one turns out to be damaged.
         behind = saved[-2] if len(saved) > 1 else 0
         at, until, beyond = (
-            job.loader.taken(step, job.gaps) for step in range(job.step, job.step + 3)
+            job.loader.consumed(step, job.gaps) for step in range(job.step, job.step + 3)
         )
         through = at
         if job.config.save_every != 0:
-            through = job.loader.taken(min(behind, job.step), job.gaps)
+            through = job.loader.consumed(min(behind, job.step), job.gaps)
         self.feed.tell(at, until)
         # Other ranks may be looking already whether they have the step after the one that begins.
         self.feed.make_room(job.loader.sources, job.loader.mixture.orders, through, beyond)
-        if self.feed.excess > 0 and job.loader.open_groups(at) != job.loader.open_groups(through):
+        if self.feed.over_budget_bytes > 0 and job.loader.open_groups(at) != job.loader.open_groups(
+            through
+        ):
             self.needs_room = True

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from train.data.tokenizer import Vocabulary
-from train.distributed.parallel import waits_in_forward
-from train.distributed.world import from_first
+from train.distributed.parallel import is_fsdp
+from train.distributed.world import broadcast_object
 from train.model.compilation import as_written
 from train.model.kv_cache import KVCache
 from train.model.model import Transformer
@@ -81,7 +81,7 @@ def window_start(length: int, seq_len: int) -> int:
 def forward(model: Transformer, tokens: Tensor, cache: KVCache) -> Tensor:
     """Return (B, V) logits after (B, T) more tokens, without gradients and without compiling."""
     # FSDP2 gathers weights that are trained later, which inference mode would not allow.
-    without_gradients = torch.no_grad if waits_in_forward(model) else torch.inference_mode
+    without_gradients = torch.no_grad if is_fsdp(model) else torch.inference_mode
     with without_gradients(), as_written(model):
         logits: Tensor = model(tokens, cache=cache)
     return logits
@@ -115,7 +115,7 @@ def generate(
             yielded: a text that has ended yields None.
     """
     stops = {*stops, vocabulary.end_of_text}
-    is_split = waits_in_forward(model)
+    is_split = is_fsdp(model)
     seq_len = model.rotary.shape[1]
     ids = [list(text) for text in texts]
     cache = KVCache(model, len(ids), min(max(map(len, ids)) + n_tokens, seq_len))
@@ -126,7 +126,7 @@ def generate(
     for count in range(1, n_tokens + 1):
         row = choose(logits[:, : vocabulary.size], how, generators).tolist()
         if is_split:  # all processes go on with the same tokens
-            row = from_first(row)
+            row = broadcast_object(row)
         for place, token in enumerate(row):
             ended[place] = ended[place] or token in stops
             ids[place].append(token)

@@ -34,7 +34,7 @@ from settings.init_from import (
     read_json,
 )
 from train.data.sources.content import digest_of, looks_like
-from train.distributed.world import together
+from train.distributed.world import raise_on_all_ranks
 from train.model.model import Transformer
 
 __all__ = ["ForeignError", "read_json"]  # also those of settings/init_from.py
@@ -228,7 +228,7 @@ def load(folder: Path | str, model: Transformer) -> None:
         model: bare or split by FSDP2, not on the meta device, and not run yet: after a forward pass,
             FSDP2 shows whole weights that it throws away.
     """
-    with together(ForeignError):
+    with raise_on_all_ranks(ForeignError):
         stored = tensors(ROOT / folder)
         for name, weight in model.named_parameters():
             try:

@@ -138,14 +138,14 @@ def test_pruning_hashes_nothing_that_is_known_to_be_sound(tmp_path, monkeypatch)
 
 def test_what_cannot_be_renamed_ends_a_resume_but_no_training(tmp_path, monkeypatch, caplog):
     make(tmp_path, 1, 2, 3, 4)
-    set_aside = find.set_aside
+    quarantine = find.quarantine
 
     def busy(folder, reason):
         if folder.name in ("step_0000001", "step_0000004"):
             raise OSError(16, "Device or resource busy")
-        return set_aside(folder, reason)
+        return quarantine(folder, reason)
 
-    monkeypatch.setattr(find, "set_aside", busy)
+    monkeypatch.setattr(find, "quarantine", busy)
     find.prune(tmp_path, keep_last=2, keep_every=0)
     assert find.committed(tmp_path) == [1, 3, 4]
     assert "step_0000001 could not be deleted (Device or resource busy)" in caplog.text

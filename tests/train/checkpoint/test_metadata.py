@@ -212,9 +212,9 @@ def test_a_checkpoint_without_a_tensor_that_training_needs_is_refused_by_name(sa
     manifest.verify(saved)  # who writes such a list writes its hashes too
     with pytest.raises(CheckpointError) as raised:
         checkpoint.load_into(saved, model, optimizer)
-    lacking = keys - kept
+    missing = keys - kept
     assert "optimizer state" in str(raised.value) or any(
-        key in str(raised.value) for key in lacking
+        key in str(raised.value) for key in missing
     )
 
 

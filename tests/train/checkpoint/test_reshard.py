@@ -16,7 +16,7 @@ from tests.train.test_step import as_batch, masked_batch
 from train.checkpoint import checkpoint
 from train.checkpoint.saver import Saver
 from train.distributed import world as distributed
-from train.distributed.parallel import Sharding, bare, is_split, local, parallelize, writers
+from train.distributed.parallel import Sharding, is_split, local, parallelize, unwrap, writers
 from train.model.model import build
 from train.optim import build_optimizer, set_rate
 from train.step import train_step
@@ -46,7 +46,7 @@ def joined(rank, size, c):
         c,
         world,
     )
-    return world, model, build_optimizer(bare(model), c)
+    return world, model, build_optimizer(unwrap(model), c)
 
 
 def digests(model, optimizer):
@@ -81,7 +81,7 @@ def write_or_read(rank, size, c, folder, reads, shared):
             checkpoint.load_into(see, model, optimizer, shared)
         found[path] = digests(model, optimizer)
     Path(f"{folder}/{rank}.json").write_text(json.dumps(found))
-    distributed.from_first(None)
+    distributed.broadcast_object(None)
     os._exit(0)
 
 
@@ -170,7 +170,7 @@ def load_part(rank, size, c, folder):
     for states in checkpoint.tensor_states(model, optimizer).values():
         mine += sum(local(value).nbytes for value in states.values()) / 2**20
     Path(f"{folder}/memory-{rank}.json").write_text(json.dumps([peak_mib() - before, mine]))
-    distributed.from_first(None)
+    distributed.broadcast_object(None)
     os._exit(0)
 
 

@@ -166,7 +166,7 @@ def test_shares_and_counts_are_those_of_the_samples_that_were_trained_on(tmp_pat
         }
         passed = range(sample_range(step, 8, gaps=gaps).start)
         past = collections.Counter(source for source, _ in shards_of(loader, passed))
-        assert loader.taken(step, gaps) == {name: past[name] for name in SIZES}
+        assert loader.consumed(step, gaps) == {name: past[name] for name in SIZES}
 
 
 def test_batches_of_a_source_that_grows_are_those_of_the_finished_one(tmp_path):
@@ -175,12 +175,12 @@ def test_batches_of_a_source_that_grows_are_those_of_the_finished_one(tmp_path):
     loader, step, reached = open_two(tmp_path / "growing", 1, None), 0, []
     for made, end in [*((k, None) for k in range(1, 9)), (8, "all")]:
         write_two(tmp_path / "growing", made, end)
-        while step < steps and not (lacking := loader.lacking(step, ())):
+        while step < steps and not (missing := loader.missing(step, ())):
             assert torch.equal(tokens_of(loader.batch(step)), tokens_of(finished.batch(step)))
             step += 1
         assert (loader.shares(1, ())["a"]["epochs"] == 0) is (step < steps)
         if step < steps:
-            assert lacking == "a"
+            assert missing == "a"
             with pytest.raises(NotSealed):
                 loader.batch(step)
         reached.append(step)
@@ -198,15 +198,15 @@ def test_a_step_waits_for_deleted_shards_of_its_own_groups_only(tmp_path, gaps):
         for step in range(12):
             used = shards_of(loader, sample_range(step, 8, gaps=gaps))
             is_needed = any((name, shard) in used for shard in group)
-            assert loader.lacking(step, gaps) == (name if is_needed else "")
+            assert loader.missing(step, gaps) == (name if is_needed else "")
         path.write_bytes(content)
-        assert not any(loader.lacking(step, gaps) for step in range(12))
+        assert not any(loader.missing(step, gaps) for step in range(12))
 
 
 def test_a_shard_that_is_missing_where_all_should_be_there_is_an_error_and_no_wait(tmp_path):
     loader = open_two(tmp_path, partial=False)
     (tmp_path / "a" / "train_00000.bin").unlink()
-    assert loader.lacking(0, ()) == ""
+    assert loader.missing(0, ()) == ""
     batch = loader.batch(0)
     assert isinstance(batch.problem, DataError) and math.isnan(batch.scored)
     assert "train_00000.bin: cannot be read" in str(batch.problem)
@@ -216,7 +216,9 @@ def test_a_shard_that_is_missing_where_all_should_be_there_is_an_error_and_no_wa
 def gap_before(loader, windows):
     """A gap at the start after which that many windows of a are taken."""
     return next(
-        (gap,) for gap in (Gap(0, n) for n in range(100)) if loader.taken(0, (gap,))["a"] == windows
+        (gap,)
+        for gap in (Gap(0, n) for n in range(100))
+        if loader.consumed(0, (gap,))["a"] == windows
     )
 
 

@@ -225,13 +225,13 @@ def test_the_order_of_a_source_that_grows_is_at_every_moment_that_of_the_finishe
         return Mixture({"a": sizes[:made], "b": [40]}, {"a": 2, "b": 1}, 7, group_shards, growing)
 
     finished = build(len(sizes))
-    assert finished.lacking(10**9) == ""
+    assert finished.missing(10**9) == ""
     for made in range(len(sizes) + 1):
         growing = build(made, "a")
         later = groups_of(len(sizes) + 100, group_shards)
         windows = sum(sum(sizes[k] for k in group) for group in later if group.stop <= made)
         there = 0
-        while not growing.lacking(there + 1):
+        while not growing.missing(there + 1):
             there += 1
         assert growing.counts(there)[0] == windows < growing.counts(there + 1)[0]
         assert located(growing, range(there)) == located(finished, range(there))

@@ -313,13 +313,13 @@ def test_a_run_that_streams_has_not_begun_until_each_source_has_both_splits(web)
     v = prepare.vocabulary(web)
     assert prepare.not_begun(web, v, {}) == "web"
     sealed = []
-    maker = prepare.maker_of(web, "web", v)
-    for seal in maker.make(3000):
+    writer = prepare.maker_of(web, "web", v)
+    for seal in writer.make(3000):
         sealed.append(seal)
         validated = sum(seal.validation is not None for seal in sealed)
         assert prepare.not_begun(web, v, {}) == ("papers" if validated else "web")
         more = prepare.not_begun(web, v, {"web": validated + 1})
-        assert more == ("papers" if maker.manifest.end else "web")
+        assert more == ("papers" if writer.manifest.end else "web")
     assert len(sealed) > 2
     prepare.prepare(dataclasses.replace(web, data_mix="papers:1"))
     assert prepare.not_begun(web, v, {}) == ""

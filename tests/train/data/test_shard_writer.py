@@ -17,7 +17,7 @@ import pytest
 from tests.killing import killed_at
 from train.data import shard_writer, tokenizer
 from train.data.manifest import SPLITS, DataError, Manifest, Seal, read_manifest
-from train.data.shard_writer import EXAMPLES, Maker
+from train.data.shard_writer import EXAMPLES, ShardWriter
 from train.data.shards import HEADER_BYTES
 from train.data.sources.fetch import Files
 from train.data.sources.pin import pin
@@ -59,13 +59,13 @@ def papers(tmp_path):
     return source(tmp_path / "papers", rows())
 
 
-def maker(p, v, folder):
-    return Maker(p, v, folder, SHARD_TOKENS, Files(p, folder))
+def writer(p, v, folder):
+    return ShardWriter(p, v, folder, SHARD_TOKENS, Files(p, folder))
 
 
 def make(p, v, folder, limit=math.inf):
     """Make up to the limit, with what is missing made again first, as prepare does."""
-    made = maker(p, v, folder)
+    made = writer(p, v, folder)
     for seal in made.absent():
         made.remake(seal)
     for _ in made.make(limit):
@@ -153,7 +153,7 @@ def test_each_document_is_sealed_once_in_order_in_its_split_however_many_are_enc
 ):
     monkeypatch.setattr(tokenizer, "BATCH_BYTES", batch_bytes)
     places = []
-    made = maker(papers, v, tmp_path / "made")
+    made = writer(papers, v, tmp_path / "made")
     made.progress = lambda tokens, at, text_bytes: places.append((tokens, at))
     assert len(list(made.make(math.inf))) == len(expected(v)) > 2
     check(tmp_path / "made", v)
@@ -219,7 +219,7 @@ def test_a_manifest_that_is_none_is_refused_and_no_shard_is_deleted(papers, v, t
     make(papers, v, tmp_path / "made").path.write_text("{}")
     before = content(tmp_path / "made")
     with pytest.raises(DataError, match=rf"{tmp_path}/made/manifest\.json: not a manifest "):
-        maker(papers, v, tmp_path / "made")
+        writer(papers, v, tmp_path / "made")
     assert content(tmp_path / "made") == before
 
 
@@ -230,7 +230,7 @@ def test_shards_go_on_in_the_size_that_they_have_and_files_that_are_not_sealed_a
     make(papers, v, folder, 1000)
     for name in ("train_00077.bin", "validation_00000.bin.tmp", "manifest.json.tmp-0123abcd"):
         (folder / name).write_bytes(b"left over")
-    again = Maker(papers, v, folder, 900, Files(papers, tmp_path))
+    again = ShardWriter(papers, v, folder, 900, Files(papers, tmp_path))
     check(folder, v, 1000)
     for _ in again.make(math.inf):
         pass
@@ -271,7 +271,7 @@ def test_limits_raised_step_by_step_give_what_is_made_at_once(papers, v, tmp_pat
 
 def test_a_limit_that_was_lowered_below_what_is_sealed_ends_there(papers, v, tmp_path):
     """As when a long preparation was stopped, and less will do."""
-    first = maker(papers, v, tmp_path / "made")
+    first = writer(papers, v, tmp_path / "made")
     sealed = list(itertools.islice(first.make(math.inf), 2))
     manifest = make(papers, v, tmp_path / "made", 1000).manifest
     assert manifest.seals == sealed and manifest.end == "limit"
@@ -330,7 +330,7 @@ def work(monkeypatch):
 
 
 def test_sealed_documents_are_neither_read_nor_written_again(papers, v, tmp_path, work):
-    next(maker(papers, v, tmp_path / "made").make(math.inf))
+    next(writer(papers, v, tmp_path / "made").make(math.inf))
     for places in work.values():
         places.clear()
     for _ in range(2):
@@ -350,7 +350,7 @@ def test_any_shard_that_was_deleted_is_made_again_to_the_byte(papers, v, tmp_pat
     for gone in [*([name] for name in names), names]:
         for name in gone:
             (tmp_path / "made" / name).unlink()
-        again = maker(papers, v, tmp_path / "made")
+        again = writer(papers, v, tmp_path / "made")
         seals = zip(made.manifest.seals, files, strict=True)
         assert again.absent() == [seal for seal, names in seals if set(gone) & set(names)]
         make(papers, v, tmp_path / "made")
@@ -377,7 +377,7 @@ def test_a_shard_that_is_made_again_between_two_others_leaves_nothing_behind_for
     papers, v, tmp_path, gone
 ):
     """As the producer does it: the making goes on behind."""
-    made = maker(papers, v, tmp_path / "made")
+    made = writer(papers, v, tmp_path / "made")
     making = made.make(math.inf)
     sealed = list(itertools.islice(making, 2))
     seal = next(seal for seal in sealed if seal.validation)

@@ -72,7 +72,7 @@ class Alone(Site):
         checkpoint = (step, tensors or {}, facts or {})
         super().__init__(config, ALONE, model, optimizer, lambda: False, *checkpoint)
 
-    def connect(self, is_told):
+    def connect(self, stop_requested):
         self.manager: Any = Mean()
         self.gloo: Any = SimpleNamespace(
             failed=None,

@@ -103,7 +103,7 @@ def test_a_site_that_is_there_twice_is_known_by_the_later_of_the_two(monkeypatch
 def test_all_processes_of_a_site_look_for_its_store_where_the_first_one_is(monkeypatch):
     """127.0.0.2 is the site's second machine."""
     world = SimpleNamespace(is_first=False)
-    monkeypatch.setattr(sites, "from_first", lambda mine: ("10.0.0.5", 4321))
+    monkeypatch.setattr(sites, "broadcast_object", lambda mine: ("10.0.0.5", 4321))
     assert sites.open_store("127.0.0.2", world) == (None, "10.0.0.5", 4321)
     monkeypatch.undo()
     world.is_first = True

@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("torchft")
 from train.diloco import quorum
 from train.diloco.quorum import NumberedByMembers, Quorums
-from train.diloco.result import ToldToStop
+from train.diloco.result import Interrupted
 
 
 def hear(**changes):
@@ -40,10 +40,10 @@ def test_quorums_are_known_by_their_members_and_meet_at_a_place_of_their_own():
 class Waiting(Quorums):
     """A manager whose next quorum is this future."""
 
-    def __init__(self, future, is_told=False):
+    def __init__(self, future, stop_requested=False):
         self.shut: list[bool] = []
         self.__dict__ |= {
-            "is_told": lambda: is_told,
+            "stop_requested": lambda: stop_requested,
             "group": None,
             "lighthouse": "10.0.0.5:29510",
             "is_given_up": False,
@@ -63,8 +63,8 @@ class Waiting(Quorums):
 def test_a_stop_is_heard_while_a_quorum_is_waited_for(monkeypatch):
     """The others must not begin with this site: it leaves the lighthouse before it saves."""
     monkeypatch.setattr(quorum, "LOOK_S", 0.01)
-    waiting = Waiting(concurrent.futures.Future(), is_told=True)
-    with pytest.raises(ToldToStop):
+    waiting = Waiting(concurrent.futures.Future(), stop_requested=True)
+    with pytest.raises(Interrupted):
         waiting.start_quorum()
     assert waiting.is_given_up and waiting.shut == [True]
 

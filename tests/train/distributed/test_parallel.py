@@ -14,16 +14,16 @@ from train import step
 from train.distributed import world as distributed
 from train.distributed.parallel import (
     Sharding,
-    bare,
     clear_gradients,
     is_split,
     parallelize,
+    unwrap,
     weights_of,
 )
 from train.model.loss import IGNORED
 from train.model.model import build
 from train.optim import build_optimizer, set_rate
-from train.step import rehearse, train_step
+from train.step import dry_run, train_step
 
 STEPS = 3
 
@@ -65,15 +65,15 @@ def train(rank, size, c):
     sharding = Sharding(c, world) if is_split(c, world) else None
     model = parallelize(build(c, world.device, sharding=sharding), c, world)
     gradients = None if sharding else Gradients(model)
-    optimizer = build_optimizer(bare(model), c)
+    optimizer = build_optimizer(unwrap(model), c)
     tokens, targets = masked_batch(c, 8)
     share = slice(rank * 8 // size, (rank + 1) * 8 // size)
     batch = as_batch(tokens[share], targets[share], 1)
     batch = dataclasses.replace(batch, scored=int((targets != IGNORED).sum()))
-    rehearse(model, optimizer, batch.micro_batches[0])
+    dry_run(model, optimizer, batch.micro_batches[0])
     if gradients:
         gradients.buckets.clear()
-        bare(model).register_forward_pre_hook(gradients.look)
+        unwrap(model).register_forward_pre_hook(gradients.look)
 
     reference = build(c, world.device)
     logits = reference(tokens).flatten(0, 1)
@@ -104,9 +104,9 @@ def train(rank, size, c):
         numbers = train_step(model, optimizer, batch, 1.0, world, requests=requests)
         assert set(numbers.requests) == {"stop"}
     for weight in weights_of(model).values():
-        copies = distributed.from_all(whole(weight).detach())
+        copies = distributed.all_gather_object(whole(weight).detach())
         assert all(torch.equal(copy, copies[0]) for copy in copies)
-    distributed.from_first(None)
+    distributed.broadcast_object(None)
     os._exit(0)  # a process group that FSDP2 uses cannot be left in order
 
 

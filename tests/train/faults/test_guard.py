@@ -14,7 +14,7 @@ def fed(losses, norms=None, sigmas=8):
     """A guard that has seen these steps taken."""
     guard = Guard(sigmas)
     for step, (loss, norm) in enumerate(zip(losses, norms or [1.0] * len(losses), strict=True), 1):
-        guard.taken(step, loss, norm)
+        guard.applied(step, loss, norm)
     return guard
 
 
@@ -54,7 +54,7 @@ BOUND = MIDDLE + 8 * 1.4826 * SPREAD
     ],
 )
 def test_a_step_is_refused_by_its_numbers(guard, loss, norm, refused):
-    assert guard.judge(loss, norm) == refused
+    assert guard.check_step(loss, norm) == refused
 
 
 def test_one_wild_value_in_the_window_does_not_move_the_bound():
@@ -75,16 +75,16 @@ def test_after_an_exchange_spikes_are_taken_and_not_remembered(every, unsettled)
     guard = fed(*QUIET)
     guard.exchanged(every)
     for step in range(unsettled):
-        assert guard.judge(9.0, 9.0) is None and guard.judge(math.nan, 1.0) == "nonfinite"
+        assert guard.check_step(9.0, 9.0) is None and guard.check_step(math.nan, 1.0) == "nonfinite"
         assert reload(guard).unsettled == unsettled - step
-        guard.taken(61 + step, 9.0, 9.0)
-    assert guard.judge(9.0, 0.5) == "loss" and set(guard.loss) == {2.0}
+        guard.applied(61 + step, 9.0, 9.0)
+    assert guard.check_step(9.0, 0.5) == "loss" and set(guard.loss) == {2.0}
 
 
 def test_a_run_goes_back_after_so_many_skips_in_a_row_and_no_sooner():
     guard = fed([2.0] * 40)
     assert [guard.skipped() for _ in range(2)] == [False, False]
-    guard.taken(41, 2.0, 1.0)
+    guard.applied(41, 2.0, 1.0)
     assert [guard.skipped() for _ in range(3)] == [False, False, True]
 
 
@@ -95,9 +95,9 @@ def test_a_run_gives_up_only_if_it_does_not_get_beyond_the_place():
     assert not guard.gives_up
     guard.went_back(470, to=440)  # sooner than before: the place to get beyond stays
     assert guard.gives_up and guard.went_to == 440
-    guard.taken(500 + LOOK_BACK, 2.0, 1.0)
+    guard.applied(500 + LOOK_BACK, 2.0, 1.0)
     assert guard.gives_up
-    guard.taken(500 + LOOK_BACK + 1, 2.0, 1.0)
+    guard.applied(500 + LOOK_BACK + 1, 2.0, 1.0)
     assert not guard.gives_up and guard.rollbacks == 0
 
 

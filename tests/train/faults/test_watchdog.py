@@ -67,7 +67,7 @@ def test_a_process_that_sleeps_says_where_and_ends_with_the_code_of_a_failure(tm
 @pytest.mark.fault(19)
 def test_a_process_in_which_python_itself_is_stuck_leaves_its_stacks_too(tmp_path):
     assert hang(tmp_path / "hang", 3, "with Python")[0] == -signal.SIGKILL
-    (line,) = watchdog.set_aside_stacks(tmp_path / "hang")
+    (line,) = watchdog.quarantine_stacks(tmp_path / "hang")
     (aside,) = (tmp_path / "hang").iterdir()
     path = re.escape(str(aside / "rank_3.txt"))
     assert re.fullmatch(rf"HANGS: rank 3: Python itself is stuck.*:\d+ in stuck \({path}\)", line)
@@ -208,14 +208,16 @@ def test_the_rank_that_does_not_merely_wait_is_named_first_and_stacks_are_kept(t
         "waits for others: rank 0",
         "waits for others: rank 2",
     ]
-    lines = watchdog.set_aside_stacks(tmp_path)
+    lines = watchdog.quarantine_stacks(tmp_path)
     assert "it is at /x/train/data/batch.py:5 in read" in lines[0]
     assert "it is at /x/train/step.py:60 in train_step" in lines[1]
     (aside,) = tmp_path.iterdir()
     names = sorted(path.name for path in aside.iterdir())
     assert names == [f"rank_{rank}.txt" for rank in range(3)]
     assert (
-        watchdog.set_aside_stacks(tmp_path) == watchdog.set_aside_stacks(tmp_path / "absent") == []
+        watchdog.quarantine_stacks(tmp_path)
+        == watchdog.quarantine_stacks(tmp_path / "absent")
+        == []
     )
 
 

@@ -12,7 +12,7 @@ from tests.processes import run_ranks
 from tests.train.checkpoint.test_reshard import digests, run
 from tests.train.making import ALONE
 from train.distributed import world as distributed
-from train.distributed.parallel import waits_in_forward
+from train.distributed.parallel import is_fsdp
 from train.generate.load_run import open_trained
 from train.optim import build_optimizer
 
@@ -28,7 +28,7 @@ def open_as_rank(rank, size, c, folder, split):
     world = as_rank(rank, size)
     opened = open_trained(c, world, split, given={"RUN_NAME"})
     found = {
-        "split": waits_in_forward(opened.model),
+        "split": is_fsdp(opened.model),
         "held": sum(
             weight.to_local().numel() if hasattr(weight, "to_local") else weight.numel()
             for weight in opened.model.parameters()
@@ -40,7 +40,7 @@ def open_as_rank(rank, size, c, folder, split):
     except SettingsError as error:
         found["problem"] = str(error)
     Path(f"{folder}/opened-{rank}.json").write_text(json.dumps(found))
-    distributed.from_first(None)
+    distributed.broadcast_object(None)
     os._exit(0)
 
 

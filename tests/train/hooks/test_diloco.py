@@ -128,10 +128,10 @@ def test_a_run_that_has_nothing_left_to_exchange_looks_for_nobody(start):
 def test_a_jump_after_an_exchange_is_no_spike(start):
     job, _, _ = start(8)
     for step in range(40):
-        job.guard.taken(step, 2.0, 1.0)
-    assert job.guard.judge(9.0, 1.0) == "loss"
+        job.guard.applied(step, 2.0, 1.0)
+    assert job.guard.check_step(9.0, 1.0) == "loss"
     step_to(job, 8)
-    assert job.guard.judge(9.0, 1.0) is None
+    assert job.guard.check_step(9.0, 1.0) is None
 
 
 def test_steps_that_a_site_has_missed_are_recorded_and_kept(start):

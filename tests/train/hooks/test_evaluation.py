@@ -180,7 +180,7 @@ def test_only_an_evaluation_that_beats_all_checkpoints_asks_for_one(make):
     assert asks and not is_best(5, 1.0, at=3)[1] and not is_best(5, 1.0, keep_best=False)[1]
     when_to_save.save(job, wait=True)
     assert not is_best(6, 2.0)[1] and is_best(6, 1.5)[1]
-    find.set_aside_later(job.paths.checkpoints, job.world, 2, "rolled-back")
+    find.quarantine_later(job.paths.checkpoints, job.world, 2, "rolled-back")
     assert is_best(6, 2.5)[1]
 
 

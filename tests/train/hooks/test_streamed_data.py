@@ -4,7 +4,7 @@ import dataclasses
 
 from tests.train.making import ALONE, Samples, make_job
 from train.data.streaming import consumer
-from train.data.streaming.consumer import Feed
+from train.data.streaming.consumer import StreamingClient
 from train.hooks.streamed_data import StreamedData
 from train.step import StepNumbers
 
@@ -16,7 +16,7 @@ class GrowingSamples(Samples):
         super().__init__(config)
         self.looks = []
 
-    def lacking(self, step, gaps):
+    def missing(self, step, gaps):
         self.looks.append(step)
         return "stories" if len(self.looks) <= 2 else ""
 
@@ -25,7 +25,7 @@ def test_a_run_waits_until_no_rank_lacks_the_next_step(tiny, tmp_path, monkeypat
     monkeypatch.setattr(consumer, "LOOK_S", 0.0)
     loader = GrowingSamples(tiny)
     job = make_job(tiny, tmp_path, world=dataclasses.replace(ALONE, rank=1), loader=loader)
-    hook = StreamedData(Feed(tiny, job.paths, False, {}, produces=False))
+    hook = StreamedData(StreamingClient(tiny, job.paths, False, {}, produces=False))
     # Another rank has asked for data.
     hook.after_step(job, StepNumbers(1.0, 1.0, 1.0, frozenset({"data"})))
     assert hook.before_step(job) > 0

@@ -163,7 +163,7 @@ def test_rows_without_a_token_are_never_sampled(tiny, vocabulary, vocab_size):
 
 def test_where_processes_hold_a_part_each_the_first_one_chooses(tiny, vocabulary, monkeypatch):
     model = made(recipe(tiny))
-    monkeypatch.setattr("train.model.generate.from_first", lambda row: [400 + len(row)])
+    monkeypatch.setattr("train.model.generate.broadcast_object", lambda row: [400 + len(row)])
     alone = continue_text(model, vocabulary, "word1", 3, seed=1)
     monkeypatch.setattr(type(model), "reshard", None, raising=False)  # as FSDP2 does
     text = continue_text(model, vocabulary, "word1", 3, seed=1)

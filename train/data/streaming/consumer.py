@@ -32,7 +32,7 @@ from train.data.manifest import DataError
 from train.data.mixture import SourceOrder
 from train.data.shards import ShardSet
 from train.data.streaming.node_transfer import Relay
-from train.distributed.world import from_all, from_first
+from train.distributed.world import all_gather_object, broadcast_object
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ FIRST_LINE_S = 2.0  # of waiting, after which it is said; then at growing distan
 LINE_S = 60.0
 
 
-class Feed:
+class StreamingClient:
     """The producer as the first rank knows it, and the relay to nodes with a DATA_DIR of their own.
 
     Args:
@@ -77,7 +77,7 @@ class Feed:
         self.is_refused = False  # trying again is of no use
         self.logged = ""  # the problem that was logged last
         self.ready = not (first and produces)
-        self.excess = 0
+        self.over_budget_bytes = 0
         self.tokens: dict[str, int] = {}  # made of each source
         self.made_before = 0  # shards, by earlier producers
         self.made = 0  # by this one
@@ -130,7 +130,7 @@ class Feed:
             self.is_refused = not report["again"]
             return
         self.tokens[report["source"]] = report["tokens"]
-        self.excess = report["excess"]
+        self.over_budget_bytes = report["over_budget_bytes"]
         self.made = report["made"]
         self.ready = True
         if self.made:
@@ -143,7 +143,7 @@ class Feed:
     @property
     def due(self) -> bool:
         """Whether the producer should be told again where training is."""
-        interval_s = URGENT_S if self.excess > 0 else TELL_S
+        interval_s = URGENT_S if self.over_budget_bytes > 0 else TELL_S
         return self.first and time.monotonic() - self.told_s > interval_s
 
     def tell(self, at: dict[str, int], until: dict[str, int]) -> None:
@@ -207,11 +207,11 @@ class Feed:
         """
         for shards, order in zip(sources, orders, strict=True):
             for shard in order.passed(begin[order.name], end[order.name]):
-                if self.excess > 0 and shards.is_there(shard):
+                if self.over_budget_bytes > 0 and shards.is_there(shard):
                     info = shards.shards["train"][shard]
                     log.info("%s: deleted %s, which the run is through with", order.name, info.file)
                     (shards.folder / info.file).unlink(missing_ok=True)
-                    self.excess -= info.bytes
+                    self.over_budget_bytes -= info.bytes
 
     def wait(
         self, find_lacking: Callable[[], str], say: Callable[[str], None], what: str = "data"
@@ -230,38 +230,38 @@ class Feed:
         next_line_s = FIRST_LINE_S
         while True:
             broken = self.relay.problem if self.relay else ""
-            lacking, problems = zip(*from_all((find_lacking(), broken)), strict=True)
-            if not any(lacking):
+            missing, problems = zip(*all_gather_object((find_lacking(), broken)), strict=True)
+            if not any(missing):
                 return waited_s
-            if problem := max(problems) or from_first(self.why_not(waited_s, lacking)):
+            if problem := max(problems) or broadcast_object(self.why_not(waited_s, missing)):
                 raise DataError(problem)
             time.sleep(LOOK_S)
             waited_s = time.perf_counter() - began
             if waited_s > next_line_s:
-                names = ", ".join(sorted(set(lacking) - {""}))
+                names = ", ".join(sorted(set(missing) - {""}))
                 say(f"waiting for {what}: {names}, for {waited_s:.0f} s so far{self.progress()}")
                 next_line_s = waited_s + min(max(waited_s, 5.0), LINE_S)
 
-    def why_not(self, waited_s: float, lacking: Sequence[str]) -> str:
+    def why_not(self, waited_s: float, missing: Sequence[str]) -> str:
         """Say why there is no use in waiting any longer; "" as long as there is, and on other ranks.
 
         Args:
             waited_s: how long training has waited.
-            lacking: the source that each rank lacks, or "".
+            missing: the source that each rank lacks, or "".
         """
         if not self.first:
             return ""
         self.look_after()
-        if lacking[0] and self.is_refused:
+        if missing[0] and self.is_refused:
             return f"the producer of data was refused: {self.problem}"
         sent_s = self.relay.moved_s if self.relay else 0.0
         idle_s = time.monotonic() - max(self.moved_s, sent_s)
         if min(idle_s, waited_s) <= timeouts.DATA_TIMEOUT_S:
             return ""
-        if not lacking[0]:
-            rank = next(rank for rank, name in enumerate(lacking) if name)
+        if not missing[0]:
+            rank = next(rank for rank, name in enumerate(missing) if name)
             return (
-                f"rank {rank} has not seen the shards of {lacking[rank]} that are made on the first node for "
+                f"rank {rank} has not seen the shards of {missing[rank]} that are made on the first node for "
                 f"{min(idle_s, waited_s):.0f} s: put DATA_DIR={self.config.data_dir} on a disk that all nodes "
                 "share, or run make data on each"
             )

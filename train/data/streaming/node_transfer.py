@@ -27,11 +27,11 @@ from train.data.mixture import SourceOrder
 from train.data.tokenizer import Vocabulary
 from train.distributed.world import (
     World,
+    all_gather_object,
     broadcast,
-    from_all,
-    from_first,
+    broadcast_object,
     group_of,
-    together,
+    raise_on_all_ranks,
     who_sees,
 )
 
@@ -76,7 +76,7 @@ class Relay:
         if len(ranks) == 1:
             return None
         relay = cls(config, world, folder, ranks, group_of(ranks, PATIENCE_S))
-        with together(DataError):
+        with raise_on_all_ranks(DataError):
             try:
                 if world.is_first:
                     relay.tell({"whole": relay.read_small_files()})
@@ -173,7 +173,7 @@ class Relay:
         with file:
             size = os.fstat(file.fileno()).st_size
             self.tell({"shard": self.name_of(path), "bytes": size})
-            if all(from_all(True, self.group)):
+            if all(all_gather_object(True, self.group)):
                 return
             for length in piece_lengths(size):
                 piece = np.frombuffer(file.read(length), np.uint8).copy()
@@ -182,7 +182,7 @@ class Relay:
 
     def tell(self, message: dict[str, Any]) -> dict[str, Any]:
         """Return the first rank's message, on all."""
-        from_rank_0: dict[str, Any] = from_first(message, self.group)
+        from_rank_0: dict[str, Any] = broadcast_object(message, self.group)
         return from_rank_0
 
     def name_of(self, path: Path) -> str:
@@ -204,7 +204,7 @@ class Relay:
     def receive_shard(self, path: Path, size: int) -> None:
         """Write a shard, unless all have it already. Its hash is checked when it is opened."""
         is_here = path.is_file() and path.stat().st_size == size
-        if all(from_all(is_here, self.group)):
+        if all(all_gather_object(is_here, self.group)):
             return
         for leftover in path.parent.glob(f"{path.name}.tmp-*"):  # of a transfer that was killed
             leftover.unlink(missing_ok=True)

@@ -3,7 +3,7 @@
     stdin   {"settings": as Config has them, "held_out": {source: validation shards that training begins with}}
             {"at": {source: windows taken}, "until": {source: windows taken after the next step}}, repeatedly
     stdout  {"source": name, "tokens": of it so far, "made": shards by this process, "pending": tokens of the next,
-             "excess": bytes to be deleted for that one}
+             "over_budget_bytes": bytes to be deleted for that one}
             {"error": text, "again": whether another try may help} before it ends because of one
 
 It makes what make data makes, in the same order and to the byte, first of the source of which training
@@ -40,7 +40,7 @@ from train.data.prepare import (
     unwritable,
     vocabulary,
 )
-from train.data.shard_writer import Maker
+from train.data.shard_writer import ShardWriter
 from train.data.sources.hub import Unanswered
 from train.data.sources.source import CorpusError
 from train.data.tokenizer import TokenizerError
@@ -65,7 +65,7 @@ class Stream:
 
     name: str
     weight: int
-    maker: Maker
+    writer: ShardWriter
     making: Iterator[Seal]
     seq_len: int
     held_out: int = 1
@@ -74,23 +74,23 @@ class Stream:
 
     def order(self) -> SourceOrder:
         """Return the order of its windows so far."""
-        windows = [info.windows(self.seq_len) for info in self.maker.manifest.train()]
-        has_ended = self.maker.manifest.end is not None
+        windows = [info.windows(self.seq_len) for info in self.writer.manifest.train()]
+        has_ended = self.writer.manifest.end is not None
         return SourceOrder(self.name, windows, data_paths.GROUP_SHARDS, 0, has_ended)
 
     def is_there(self, info: ShardInfo) -> bool:
-        return (self.maker.folder / info.file).is_file()
+        return (self.writer.folder / info.file).is_file()
 
     def disk_bytes(self) -> int:
         """Return the bytes of its training shards that are there."""
-        return sum(info.bytes for info in self.maker.manifest.train() if self.is_there(info))
+        return sum(info.bytes for info in self.writer.manifest.train() if self.is_there(info))
 
     def find_deleted(self) -> tuple[int, ShardInfo] | None:
         """Find the first shard that is needed and was deleted, and its turn."""
         if not self.until:
             return None
         order = self.order()
-        infos = self.maker.manifest.train()
+        infos = self.writer.manifest.train()
         for turn in order.turns(self.at, self.until):
             for shard in order.shards_of(turn):
                 if not self.is_there(infos[shard]):
@@ -99,12 +99,12 @@ class Stream:
 
     def must_begin(self) -> bool:
         """Whether more must be made before training can begin."""
-        held_out = sum(seal.validation is not None for seal in self.maker.manifest.seals)
-        return self.maker.manifest.end is None and held_out < self.held_out
+        held_out = sum(seal.validation is not None for seal in self.writer.manifest.seals)
+        return self.writer.manifest.end is None and held_out < self.held_out
 
     def must_continue(self) -> bool:
         """Whether more must be made, whatever room it takes: the group after the next step's is not whole."""
-        if self.maker.manifest.end is not None:
+        if self.writer.manifest.end is not None:
             return False
         order = self.order()
         next_turn = order.turn_of(max(self.at, self.until - 1)) + 1
@@ -130,15 +130,15 @@ class Stream:
         if deleted:
             _, info = deleted
             log.info("%s: making %s again, which was deleted", self.name, info.file)
-            for sealed in self.maker.manifest.seals:
+            for sealed in self.writer.manifest.seals:
                 if sealed.train == info:
-                    self.maker.remake(sealed)
+                    self.writer.remake(sealed)
             return True
-        if self.maker.manifest.end is not None or not (has_room or self.must_continue()):
+        if self.writer.manifest.end is not None or not (has_room or self.must_continue()):
             return False
         seal = next(self.making, None)
         if seal and seal.train:
-            millions = self.maker.tokens() / 1e6
+            millions = self.writer.tokens() / 1e6
             log.info("%s: sealed %s, %.1fM tokens so far", self.name, seal.train.file, millions)
         return True
 
@@ -153,21 +153,21 @@ class Producer:
         self.streams: list[Stream] = []
         self.reported_s = time.monotonic()
         self.made = 0
-        self.excess = 0
+        self.over_budget_bytes = 0
         v = vocabulary(config)
         for name, weight in config.mixture.items():
-            maker = maker_of(config, name, v)
-            source = maker.pinned.source
+            writer = maker_of(config, name, v)
+            source = writer.pinned.source
             self.shard_bytes = max(
-                self.shard_bytes, maker.manifest.shard_tokens * token_bytes(v.size)
+                self.shard_bytes, writer.manifest.shard_tokens * token_bytes(v.size)
             )
-            end = maker.manifest.end
-            if end and not is_enough(config, source, end, maker.tokens()):
-                maker.go_on()  # before anybody reads the shard that was cut short
-            making = maker.make(token_limit(config, source))
+            end = writer.manifest.end
+            if end and not is_enough(config, source, end, writer.tokens()):
+                writer.go_on()  # before anybody reads the shard that was cut short
+            making = writer.make(token_limit(config, source))
             held_out = trainer.held_out[name]
-            stream = Stream(name, weight, maker, making, config.seq_len, held_out)
-            maker.progress = lambda tokens, *_, stream=stream: self.report(stream)
+            stream = Stream(name, weight, writer, making, config.seq_len, held_out)
+            writer.progress = lambda tokens, *_, stream=stream: self.report(stream)
             self.streams.append(stream)
 
     def run(self) -> None:
@@ -186,7 +186,7 @@ class Producer:
                 stream.until = position["until"][stream.name]
         self.measure()
         for stream in sorted(self.streams, key=Stream.lead):
-            if stream.make_shard(has_room=not self.excess):
+            if stream.make_shard(has_room=not self.over_budget_bytes):
                 self.made += 1
                 self.measure()
                 self.report(stream, now=True)
@@ -198,10 +198,10 @@ class Producer:
         """Compare the disk with DATA_CACHE_GB."""
         size = sum(stream.disk_bytes() for stream in self.streams)
         for stream in self.streams:
-            if stream.maker.manifest.end is None or stream.find_deleted():
+            if stream.writer.manifest.end is None or stream.find_deleted():
                 size += self.shard_bytes  # one more will be made
                 break
-        self.excess = max(0, size - self.cap)
+        self.over_budget_bytes = max(0, size - self.cap)
 
     def report(self, stream: Stream, now: bool = False) -> None:
         """Tell the trainer how far a source has come, once in a while."""
@@ -211,10 +211,10 @@ class Producer:
         write_line(
             {
                 "source": stream.name,
-                "tokens": stream.maker.tokens(),
+                "tokens": stream.writer.tokens(),
                 "made": self.made,
-                "pending": stream.maker.pending["train"].tokens,
-                "excess": self.excess,
+                "pending": stream.writer.pending["train"].tokens,
+                "over_budget_bytes": self.over_budget_bytes,
             }
         )
 

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from settings.config import Config
 from train.data.data_paths import data_dir
 from train.data.tokenizer import Vocabulary
-from train.distributed.parallel import bare
-from train.distributed.world import World, from_all, together
+from train.distributed.parallel import unwrap
+from train.distributed.world import World, all_gather_object, raise_on_all_ranks
 from train.evaluate.core.bundle import Bundle, open_bundle
 from train.evaluate.core.metric import COUNTS, Score
 from train.evaluate.core.prompts import Choice, Question, common, questions
@@ -129,7 +129,7 @@ class Core:
 
         Raises ScoringFailed, on all ranks.
         """
-        network = bare(model)
+        network = unwrap(model)
         tasks = self.bundle.tasks
 
         def score(batch: tuple[int, list[Question]], sums: Tensor) -> str:
@@ -202,9 +202,9 @@ def open_core(c: Config, vocabulary: Vocabulary, world: World) -> Core:
 
     Raises CoreError, on all ranks.
     """
-    with together(CoreError):
+    with raise_on_all_ranks(CoreError):
         bundle = open_bundle(c.core_bundle, data_dir(c))
-    if len(set(from_all(bundle.sha256))) > 1:
+    if len(set(all_gather_object(bundle.sha256))) > 1:
         raise CoreError(
             f"CORE_BUNDLE={c.core_bundle}: is not the same on all machines; bring one to all of them"
         )

@@ -19,14 +19,14 @@ from train import timeouts
 from train.data.mixture import SourceOrder
 from train.data.shards import ShardSet
 from train.data.streaming import consumer
-from train.data.streaming.consumer import Feed
+from train.data.streaming.consumer import StreamingClient
 
-WORDS = {"source": "s", "tokens": 100, "made": 0, "pending": 0, "excess": 0}
+WORDS = {"source": "s", "tokens": 100, "made": 0, "pending": 0, "over_budget_bytes": 0}
 
 
 def quiet(tmp_path, **settings):
     """A feed whose producer is not started."""
-    made = Feed(
+    made = StreamingClient(
         dataclasses.replace(Config(), **settings), RunPaths(tmp_path), first=False, held_out={}
     )
     made.first = True
@@ -40,13 +40,15 @@ def test_shards_are_deleted_only_as_far_as_there_is_too_much(tmp_path):
     size = shards.shards["train"][0].bytes
 
     def left(excess):
-        this.excess = int(excess * size)
+        this.over_budget_bytes = int(excess * size)
         this.make_room([shards], [order], {"s": 35}, {"s": 46})
         return [k for k in range(6) if shards.is_there(k)]
 
     assert left(0) == list(range(6))
-    assert left(1.5) == [0, 3, 4, 5] and this.excess == -size // 2
-    assert left(10) == [3, 4, 5] and this.excess == 9 * size  # the checkpoint needs the fourth
+    assert left(1.5) == [0, 3, 4, 5] and this.over_budget_bytes == -size // 2
+    assert (
+        left(10) == [3, 4, 5] and this.over_budget_bytes == 9 * size
+    )  # the checkpoint needs the fourth
 
 
 def test_progress_is_a_shard_more_or_more_of_the_next_than_ever_before(tmp_path):
@@ -108,7 +110,7 @@ def test_a_producer_that_is_refused_ends_a_wait_at_once_and_says_why(
         "import json, sys; sys.stdout.write(json.dumps({'error': 'the hub refuses it (403)', 'again': False}))\n"
         "sys.exit(78)"
     )
-    this = Feed(Config(), RunPaths(tmp_path), first=True, held_out={"a": 2})
+    this = StreamingClient(Config(), RunPaths(tmp_path), first=True, held_out={"a": 2})
     until(lambda: this.process and this.process.poll() is not None)
     for _ in range(3):
         this.tell({}, {})
@@ -134,7 +136,7 @@ def test_the_producer_has_the_settings_of_the_trainer_and_then_where_it_is(
         "f.write('end')"
     )
     c = dataclasses.replace(Config(), data_mix="a:1", hf_token="hf_secret")
-    this = Feed(c, RunPaths(tmp_path), first=True, held_out={"a": 2})
+    this = StreamingClient(c, RunPaths(tmp_path), first=True, held_out={"a": 2})
     monkeypatch.setenv(
         "DATA_MIX", "other:1"
     )  # an environment or a file that has changed is not read again
@@ -148,7 +150,7 @@ def test_the_producer_has_the_settings_of_the_trainer_and_then_where_it_is(
 
 def test_a_producer_that_reads_nothing_does_not_hold_training_up(tmp_path, producer):
     producer("import time; time.sleep(60)")
-    this = Feed(Config(), RunPaths(tmp_path), first=True, held_out={"a": 2})
+    this = StreamingClient(Config(), RunPaths(tmp_path), first=True, held_out={"a": 2})
     began = time.monotonic()
     for _ in range(3000):
         this.tell({"a" * 100: 3}, {})
@@ -169,6 +171,8 @@ def test_a_rank_that_never_sees_the_shards_is_named(tmp_path, monkeypatch):
     assert "rank 2 has not seen the shards of s" in this.why_not(7.0, ["", "", "s"])
     assert "on a disk that all nodes share" in this.why_not(7.0, ["", "", "s"])
     assert (
-        Feed(Config(), RunPaths(tmp_path), first=False, held_out={}).why_not(10**6, ["s", "s"])
+        StreamingClient(Config(), RunPaths(tmp_path), first=False, held_out={}).why_not(
+            10**6, ["s", "s"]
+        )
         == ""
     )

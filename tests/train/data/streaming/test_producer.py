@@ -67,18 +67,20 @@ def a_stream(
     **more,
 ):
     """A source of which shards have so many windows; gone: seals whose file was deleted."""
-    maker = FakeMaker(folder, windows, end)
+    writer = FakeMaker(folder, windows, end)
     for k in gone:
         (folder / f"train_{k:05d}.bin").unlink()
-    return Stream(folder.name, making=maker.make(), maker=cast(Any, maker), seq_len=SEQ_LEN, **more)
+    return Stream(
+        folder.name, making=writer.make(), writer=cast(Any, writer), seq_len=SEQ_LEN, **more
+    )
 
 
 def seals(one):
-    return len(one.maker.manifest.seals)
+    return len(one.writer.manifest.seals)
 
 
 def remade(one):
-    return cast(FakeMaker, one.maker).remade
+    return cast(FakeMaker, one.writer).remade
 
 
 TENS = [10] * 4
@@ -126,7 +128,7 @@ def test_more_is_made_whatever_the_room_until_the_group_after_the_next_step_is_w
     for until, expected in ((0, False), (10, False), (20, False), (21, True), (41, True)):
         one.until = until
         assert one.must_continue() is expected, until
-    one.maker.manifest.end = "all"
+    one.writer.manifest.end = "all"
     assert not one.must_continue()
     assert a_stream(tmp_path / "new", weight=1).must_continue()
 
@@ -135,13 +137,13 @@ def test_before_training_can_begin_what_it_begins_with_is_made_first_whatever_th
     tmp_path,
 ):
     a, b = (a_stream(tmp_path / name, [10] * 3, weight=1, held_out=2) for name in "ab")
-    a.maker.manifest.seals += [seal(3, 10, VALIDATION)] * 2
+    a.writer.manifest.seals += [seal(3, 10, VALIDATION)] * 2
     # More to train on than of a.
-    b.maker.manifest.seals += [*(seal(k, 10) for k in range(3, 9)), seal(9, 10, VALIDATION)]
+    b.writer.manifest.seals += [*(seal(k, 10) for k in range(3, 9)), seal(9, 10, VALIDATION)]
     for one, begins in ((a, False), (b, True)):
         assert one.must_begin() is begins and one.must_continue() is begins
     assert b.lead() < a.lead()
-    b.maker.manifest.end = "all"
+    b.writer.manifest.end = "all"
     assert not b.must_begin()
 
 
@@ -150,7 +152,7 @@ class Quiet(Producer):
 
     def __init__(self, *streams, cap=math.inf):
         self.streams, self.cap, self.shard_bytes = list(streams), cast(int, cap), 100
-        self.made, self.excess = 0, 0
+        self.made, self.over_budget_bytes = 0, 0
         self.trainer = cast(Any, SimpleNamespace(position={}))
 
     def report(self, stream, now=False):
@@ -183,17 +185,17 @@ def test_where_the_disk_s_share_is_used_up_only_what_is_needed_is_made(tmp_path)
     producer = Quiet(one, cap=450)
     while producer.make_one():
         pass
-    assert seals(one) == 4 and producer.excess == 50
+    assert seals(one) == 4 and producer.over_budget_bytes == 50
     producer.go_to(s=(25, 30))  # the next step's group and the one after are there
     assert not producer.make_one()
     producer.go_to(s=(25, 31))
     assert producer.make_one() and not producer.make_one()
-    assert seals(one) == 5 and producer.excess == 150
+    assert seals(one) == 5 and producer.over_budget_bytes == 150
     for k in (0, 1):  # the trainer has deleted
-        (one.maker.folder / f"train_{k:05d}.bin").unlink()
-    assert producer.make_one() and producer.excess == 50
-    one.maker.manifest.end = "all"
-    assert not producer.make_one() and producer.excess == 0
+        (one.writer.folder / f"train_{k:05d}.bin").unlink()
+    assert producer.make_one() and producer.over_budget_bytes == 50
+    one.writer.manifest.end = "all"
+    assert not producer.make_one() and producer.over_budget_bytes == 0
     producer.go_to(s=(50, 51))  # at its end, it begins again
     assert producer.make_one() and remade(one) == [0]
 
