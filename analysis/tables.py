@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from analysis.runs import Run
-from record import terminal
+from settings import terminal
 
 FIRST_COLUMNS = ["step", "loss", "grad_norm", "lrm", "step_ms", "tokens_per_s", "mfu", "minutes"]
 RECORD_COLUMNS = ["lr", "tokens", "mem_gib", "data_wait_s", "time"]

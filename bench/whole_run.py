@@ -341,4 +341,6 @@ def row(found: dict[str, Any], spread: Callable[..., str]) -> str:
 
 if __name__ == "__main__":
     chosen = SHAPES[sys.argv[1]]
-    messages.say(**bare_step(chosen) if sys.argv[2] == "bare" else measure(chosen, int(sys.argv[2])))
+    messages.say(
+        **bare_step(chosen) if sys.argv[2] == "bare" else measure(chosen, int(sys.argv[2]))
+    )

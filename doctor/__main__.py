@@ -20,9 +20,8 @@ from k8s.cluster import where
 from k8s.cluster.job_spec import cluster_config
 from plan.allow_fail import refuse_unknown_checks
 from plan.report import wrapped
-from record import terminal
 from record.tracker_settings import check_trackers
-from settings import SettingsError, explain_error, load_config
+from settings import SettingsError, explain_error, load_config, terminal
 from settings.config import Config
 from settings.finding import (
     FAIL,

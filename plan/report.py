@@ -11,7 +11,6 @@ from plan.network import links
 from plan.network.traffic import Sync
 from plan.planner import Held, Plan
 from plan.speed import Speed
-from record import terminal
 from record.number_formats import (
     GIB,
     MIB,
@@ -27,6 +26,7 @@ from record.number_formats import (
     si,
     size,
 )
+from settings import terminal
 from settings.config import Config
 from settings.finding import Finding, format_findings
 

@@ -5,6 +5,8 @@ import sys
 import textwrap
 from typing import TextIO
 
+WIDTH = 100  # of text for people, at most
+
 
 def say(text: object, stream: TextIO | None = None) -> None:
     """Print lines at once, by default to standard output."""
@@ -42,3 +44,13 @@ def wrap(text: str) -> str:
             break_on_hyphens=False,
         )
     return "\n".join(lines)
+
+
+def find_columns() -> int | None:
+    """Return the columns of the terminal that standard output is; None where it is a file or a pipe."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def find_width() -> int:
+    """Return the width of a paragraph, so that a terminal breaks no word of it."""
+    return min(WIDTH, find_columns() or WIDTH)

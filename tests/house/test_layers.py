@@ -91,10 +91,11 @@ SAME_NAME_IN_FOLDERS_THAT_TELL_THEM_APART = {
     "checks": 2,  # and plan/
     "cluster": 2,  # and monitor/
     "run": 2,  # and bench/
+    "resume": 2,  # and train/checkpoint/
     "sampling": 2,  # and monitor/gpu_sampler/
     "training": 2,  # and bench/wan_lab/
 }
-MOST_MODULES, MOST_FILES_AT_THE_TOP = 25, 14
+MOST_MODULES, MOST_FILES_AT_THE_TOP = 26, 14
 
 
 def name_of(path: Path) -> str:

@@ -418,7 +418,7 @@ def test_a_table_that_a_terminal_has_no_room_for_goes_on_below(monkeypatch):
     rows = [["model", "way", *(f"column {i}" for i in range(9))]]
     rows.append(["a", "b", *map(str, range(9))])
     assert len(table(rows, left=(0, 1))) == 2  # a file takes any width
-    monkeypatch.setattr("record.terminal.find_columns", lambda: 80)
+    monkeypatch.setattr("settings.terminal.find_columns", lambda: 80)
     lines = table(rows, left=(0, 1))
     assert len(lines) == 4 and max(map(len, lines)) <= 80
     assert [line.split()[:2] for line in lines] == [["model", "way"], ["a", "b"]] * 2
@@ -427,7 +427,7 @@ def test_a_table_that_a_terminal_has_no_room_for_goes_on_below(monkeypatch):
 
 @pytest.mark.parametrize("columns", [80, 60, None])
 def test_a_plan_fits_the_terminal(planned, monkeypatch, columns):
-    monkeypatch.setattr("record.terminal.find_columns", lambda: columns)
+    monkeypatch.setattr("settings.terminal.find_columns", lambda: columns)
     lines = lines_of(planned(CARDS="8xa100-80gb-sxm", PRESET="d16-2xh100", NPROC="8"))
     tables = ("ddp", "fsdp", "hsdp", "GiB a GPU")  # in a file as wide as they are
     assert max(len(line) for line in lines if columns or not line.startswith(tables)) <= (

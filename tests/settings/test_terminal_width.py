@@ -1,10 +1,10 @@
-"""record/terminal.py: paragraphs fit the terminal, and a file has 100 columns."""
+"""settings/terminal.py: paragraphs fit the terminal, and a file has 100 columns."""
 
 import sys
 
 import pytest
 
-from record.terminal import find_columns, find_width
+from settings.terminal import find_columns, find_width
 
 
 @pytest.mark.parametrize(("columns", "width"), [("80", 80), ("200", 100)])
