@@ -27,8 +27,15 @@ LEAST_SPREAD = {
     "loss": 0.02,
     "grad_norm": 0.25,
 }  # parts of the median: 8 sigmas are 16% of a loss, 3 times a norm
-HISTORY = ("skips", "rollbacks", "beyond", "went_to", "unsettled")  # of a Guard, as it was saved
-UNSETTLED = 5  # steps behind an exchange between sites, in which norms jump without harm
+# What a checkpoint calls the fields of a Guard, beside its windows.
+STORED_NAMES = {
+    "skips": "skips",
+    "rollbacks": "rollbacks",
+    "release_step": "beyond",
+    "rollback_step": "went_to",
+    "cooldown": "unsettled",
+}
+COOLDOWN = 5  # steps after a synchronization of sites, in which norms jump without harm
 MAX_SKIPS = 3  # refused steps in a row, after which the run goes back to a checkpoint
 MAX_ROLLBACKS = 3  # times that it may go back to get past one place, before the run ends
 LOOK_BACK = 100  # steps whose samples a rollback passes over: those before a spike often lead to it
@@ -53,17 +60,15 @@ class Guard:
     grad_norm: deque[float] = dataclasses.field(default_factory=new_window)
     skips: int = 0  # in a row
     rollbacks: int = 0  # since the run last got well beyond where it went back from
-    beyond: int = 0  # that step
-    went_to: int = 0  # the step that the last of them went back to
-    unsettled: int = (
-        0  # so many next steps are refused only where they are not finite, and not remembered
-    )
+    release_step: int = 0  # from which on rollbacks are counted anew
+    rollback_step: int = 0  # that the last of them went back to
+    cooldown: int = 0  # so many next steps are skipped only if not finite, and not remembered
 
     def check_step(self, loss: float, grad_norm: float) -> str | None:
         """Why a step of these numbers must not be taken: "nonfinite", "loss", "grad_norm"; or None."""
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             return "nonfinite"
-        if self.unsettled or not self.sigmas:
+        if self.cooldown or not self.sigmas:
             return None
         if loss > self.bound("loss"):
             return "loss"
@@ -88,13 +93,13 @@ class Guard:
 
     def applied(self, step: int, loss: float, grad_norm: float) -> None:
         """A step was taken, and is now the last one."""
-        if self.unsettled:
-            self.unsettled -= 1
+        if self.cooldown:
+            self.cooldown -= 1
         else:
             self.loss.append(loss)
             self.grad_norm.append(grad_norm)
         self.skips = 0
-        if step > self.beyond:
+        if step > self.release_step:
             self.rollbacks = 0
 
     def skipped(self) -> None:
@@ -106,13 +111,15 @@ class Guard:
         """Whether so many steps in a row were refused that the run goes back to a checkpoint."""
         return self.skips >= MAX_SKIPS
 
-    def exchanged(self, every: int) -> None:
+    def synchronized(self, every: int) -> None:
         """The weights have changed by more than a step, as they do every so many steps; half of these count."""
-        self.unsettled = min(UNSETTLED, every // 2)
+        self.cooldown = min(COOLDOWN, every // 2)
 
     def went_back(self, step: int, to: int) -> None:
         """The run went back from this step to that of a checkpoint."""
-        self.beyond, self.went_to, self.skips = max(self.beyond, step + LOOK_BACK), to, 0
+        self.release_step = max(self.release_step, step + LOOK_BACK)
+        self.rollback_step = to
+        self.skips = 0
         self.rollbacks += 1
 
     @property
@@ -123,7 +130,7 @@ class Guard:
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
         state = {"loss": list(self.loss), "grad_norm": list(self.grad_norm)}
-        return state | {name: getattr(self, name) for name in HISTORY}
+        return state | {stored: getattr(self, name) for name, stored in STORED_NAMES.items()}
 
     def load(self, state: dict[str, Any], history: bool = True) -> None:
         """Take up what a checkpoint kept; without history only the window of numbers."""
@@ -131,5 +138,5 @@ class Guard:
         self.grad_norm = new_window(state["grad_norm"])
         if not history:
             return
-        for name in HISTORY:
-            setattr(self, name, state[name])
+        for name, stored in STORED_NAMES.items():
+            setattr(self, name, state[stored])

@@ -97,7 +97,7 @@ class Recovery:
         began, here = time.perf_counter(), job.step
         job.saver.wait()
         # A checkpoint from which the run went astray once may be the cause itself.
-        before = guard.went_to if guard.rollbacks else math.inf
+        before = guard.rollback_step if guard.rollbacks else math.inf
         good = find.latest_for_all(root, job.world, before, "rolled-back")
         good = good or find.latest_for_all(root, job.world)
         if good is None:

@@ -187,7 +187,7 @@ class DiLoCo(Hook):
             bytes=sent,
             hash=digest,
         )
-        job.guard.exchanged(site.sync_interval)
+        job.guard.synchronized(site.sync_interval)
         has_changed = site.present != self.sites_before
         self.sites_before = site.present
         if not has_changed and site.exchanges % 10:
@@ -204,7 +204,7 @@ class DiLoCo(Hook):
         """Continue with the weights and from the step of a site that this one was behind."""
         here = job.step
         job.step = step
-        job.guard.exchanged(self.site.sync_interval)
+        job.guard.synchronized(self.site.sync_interval)
         self.missed.append([here, step])
         job.requests.add("save")
         for hook in job.hooks:
@@ -252,7 +252,7 @@ class DiLoCo(Hook):
         job.step = min(here, self.site.last_sync_step)
         # Checkpoints in between know of steps that are lost.
         quarantine_later_checkpoints(job)
-        job.guard.exchanged(self.site.sync_interval)
+        job.guard.synchronized(self.site.sync_interval)
         job.recovery.skip_samples(job, here, job.step, began, stall_s=stall_s)
         job.recorder.say(
             f"{reason}: back to step {job.step}, what the sites have in common; {here - job.step} "

@@ -69,23 +69,26 @@ def reload(guard):
     return again
 
 
-@pytest.mark.parametrize(("every", "unsettled"), [(30, 5), (4, 2), (1, 0)])
-def test_after_an_exchange_spikes_are_taken_and_not_remembered(every, unsettled):
+@pytest.mark.parametrize(("every", "cooldown"), [(30, 5), (4, 2), (1, 0)])
+def test_after_an_exchange_spikes_are_taken_and_not_remembered(every, cooldown):
     """For a few steps, and never so many that none is left before the next."""
     guard = fed(*QUIET)
-    guard.exchanged(every)
-    for step in range(unsettled):
+    guard.synchronized(every)
+    for step in range(cooldown):
         assert guard.check_step(9.0, 9.0) is None and guard.check_step(math.nan, 1.0) == "nonfinite"
-        assert reload(guard).unsettled == unsettled - step
+        assert reload(guard).cooldown == cooldown - step
         guard.applied(61 + step, 9.0, 9.0)
     assert guard.check_step(9.0, 0.5) == "loss" and set(guard.loss) == {2.0}
 
 
 def test_a_run_goes_back_after_so_many_skips_in_a_row_and_no_sooner():
     guard = fed([2.0] * 40)
-    assert [guard.skipped() for _ in range(2)] == [False, False]
-    guard.applied(41, 2.0, 1.0)
-    assert [guard.skipped() for _ in range(3)] == [False, False, True]
+    for taken, skips, expected in ((41, 2, False), (42, 3, True)):
+        guard.applied(taken, 2.0, 1.0)
+        for _ in range(skips):
+            assert not guard.must_go_back
+            guard.skipped()
+        assert guard.must_go_back is expected
 
 
 def test_a_run_gives_up_only_if_it_does_not_get_beyond_the_place():
@@ -94,7 +97,7 @@ def test_a_run_gives_up_only_if_it_does_not_get_beyond_the_place():
     guard.went_back(500, to=450)
     assert not guard.gives_up
     guard.went_back(470, to=440)  # sooner than before: the place to get beyond stays
-    assert guard.gives_up and guard.went_to == 440
+    assert guard.gives_up and guard.rollback_step == 440
     guard.applied(500 + LOOK_BACK, 2.0, 1.0)
     assert guard.gives_up
     guard.applied(500 + LOOK_BACK + 1, 2.0, 1.0)
@@ -107,7 +110,7 @@ def test_a_guard_from_a_checkpoint_decides_as_one_that_was_never_stopped():
     first = fed(losses[:150], norms[:150])
     resumed = reload(first)
     for step in range(150, 200):
-        resumed.taken(step + 1, losses[step], norms[step])
+        resumed.applied(step + 1, losses[step], norms[step])
     for guard in (whole, resumed):
         guard.skipped()
         guard.went_back(190, to=180)

@@ -144,7 +144,7 @@ def test_steps_that_a_site_has_missed_are_recorded_and_kept(start):
     hook.is_behind = True
     hook.at_start(job)
     assert (job.step, site.exchanges, hook.missed) == (16, 2, [[3, 16]])
-    assert "save" in job.requests and job.guard.unsettled
+    assert "save" in job.requests and job.guard.cooldown
     (gap,) = events(job, "gap")
     assert (gap["from"], gap["to"], gap["reason"]) == (3, 16, "away")
     manifest: dict[str, Any] = {"data": {}}
