@@ -128,8 +128,8 @@ def test_a_batch_with_few_samples_is_not_compared_with_others(make, is_whole, re
     class Asked(Exception):
         """Carries what was judged."""
 
-    def train_step(*_, judge, **__):
-        raise Asked(judge(9.0, 1.0), judge(math.nan, 1.0))
+    def train_step(*_, check_step, **__):
+        raise Asked(check_step(9.0, 1.0), check_step(math.nan, 1.0))
 
     class Few(Samples):
         def batch(self, step, gaps):

@@ -90,7 +90,7 @@ def test_a_step_that_is_refused_touches_neither_weights_nor_moments(tiny, reason
         with torch.no_grad():
             model.embed_tokens.weight[tokens[6, -1]] = float("nan")
     else:
-        options["judge"] = lambda *values: judged.append(values) or reason
+        options["check_step"] = lambda *values: judged.append(values) or reason
 
     def state():
         weights = dict(model.named_parameters())

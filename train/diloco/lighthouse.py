@@ -15,12 +15,13 @@ import logging
 import signal
 import sys
 import tempfile
-import threading
+import time
 from pathlib import Path
 from typing import Any
 
 from record.exit_codes import BAD_DATA, BAD_SETTING, DONE, INTERRUPTED
 from record.run_paths import RunPaths
+from record.wait import wait
 from settings import ROOT, SettingsError, explain_error, load_config
 from settings.addresses import is_loopback, join_address, split_address
 from settings.config import Config
@@ -33,15 +34,17 @@ log = logging.getLogger(__name__)
 TICK_MS = 100  # how often it looks whether an exchange can begin
 DEAD_MS = 5000  # who has not been heard of for so long is not waited for
 LOOK_S = 2.0  # between two looks at whether the run is over
+SIGNAL_S = 0.2  # between two looks at whether a signal has come
 DEFAULT = "127.0.0.1:29510"
 
 
 def main() -> int:
     """Serve to the end. Returns the exit code: 0, or 143 in a pod whose run is not over."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-    stop = threading.Event()
+    # Handlers only append: a lock here could be taken already by the code that a second signal interrupts.
+    signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, lambda number, _: signals.append(number))
     try:
         config = load_config()
         since_ns = mark_begin() if in_pod() else 0
@@ -51,12 +54,13 @@ def main() -> int:
         return BAD_SETTING
     code = DONE
     if in_pod():
-        code = wait_for_run(config, stop, since_ns)
+        code = wait_for_run(config, signals, since_ns)
     else:
-        stop.wait()
+        while not signals:
+            time.sleep(SIGNAL_S)
     for server in servers:
         server.shutdown()
-    log.info("lighthouse: %s", "told to stop" if stop.is_set() else "the run is over")
+    log.info("lighthouse: %s", "told to stop" if signals else "the run is over")
     return code
 
 
@@ -115,13 +119,13 @@ def serve(config: Config) -> tuple[Any, Any]:
 # ---- In a pod
 
 
-def wait_for_run(config: Config, stop: threading.Event, since_ns: int) -> int:
+def wait_for_run(config: Config, signals: list[int], since_ns: int) -> int:
     """Return DONE when the run is over, INTERRUPTED when told to stop before."""
     run = RunPaths.of_node(config, ROOT)
     while not is_over(run, config.sites, since_ns):
-        if stop.is_set():
+        wait(lambda: bool(signals), LOOK_S, SIGNAL_S)
+        if signals:
             return INTERRUPTED
-        stop.wait(LOOK_S)
     return DONE
 
 

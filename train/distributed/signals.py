@@ -39,6 +39,7 @@ class Interrupt:
         self.asked: str | None = None
         self.training = False
         self.is_heard = threading.Event()
+        self.is_waiting = False
         self.numbers = []
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             # The launcher ignores for its child what it passes on as SIGTERM. A detached run outlives its terminal.
@@ -60,6 +61,9 @@ class Interrupt:
 
     def wait_for_thread(self, number: int, frame: Any) -> None:
         """The handler, in the main thread: before training it does not return."""
+        if self.is_waiting:  # a second signal came while the first held the event's lock
+            return
+        self.is_waiting = True
         self.is_heard.wait(PATIENCE_S)
 
     def watch(self, heard: socket.socket) -> None:

@@ -54,6 +54,29 @@ def test_a_process_ends_with_the_one_that_started_it_even_if_that_was_killed(num
     assert ("told" in parent.stdout.read()) == (number == signal.SIGTERM)
 
 
+TWICE = """
+import signal, types
+from train.distributed import signals
+interrupt = signals.Interrupt(lambda: None)
+interrupt.training = True
+waits = []
+def wait(limit_s):  # the event's lock is held when a second signal comes
+    waits.append(limit_s)
+    if len(waits) < 3:
+        signal.raise_signal(signal.SIGTERM)
+interrupt.is_heard = types.SimpleNamespace(wait=wait, set=lambda: None)
+signal.raise_signal(signal.SIGTERM)
+print(len(waits))
+"""
+
+
+def test_a_second_signal_at_once_does_not_wait_for_the_lock_of_the_first():
+    done = subprocess.run(
+        [sys.executable, "-c", TWICE], cwd=ROOT, text=True, capture_output=True, check=True
+    )
+    assert done.stdout == "1\n"
+
+
 DEAF = """
 import datetime, sys, threading
 from torch.distributed import TCPStore
