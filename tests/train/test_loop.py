@@ -17,6 +17,7 @@ from train import loop, when_to_save
 from train.checkpoint import checkpoint, find
 from train.checkpoint.manifest import CheckpointError, load_manifest
 from train.checkpoint.saver import Saved
+from train.data.manifest import DataError
 from train.hooks.hook import SAVE, STOP, Hook
 from train.hooks.save_reports import SaveReports
 from train.schedule import lr_at
@@ -179,6 +180,15 @@ def test_the_hook_that_contributing_shows_ends_a_run(make):
     assert events(job, "step")[0]["loss_goal"] == 99.0
     job = make(names["LossGoal"](goal=0.0))
     assert loop.train(job) and job.step == 6
+
+
+def test_a_shard_that_changed_on_another_rank_ends_the_attempt_with_its_host(make, monkeypatch):
+    job = make(step=3)
+    job.world = dataclasses.replace(job.world, hosts=("here", "there"))
+    monkeypatch.setattr(loop, "all_gather_object", lambda own: [own, "web: has changed"])
+    with pytest.raises(DataError, match="there, rank 1: web: has changed"):
+        loop.refuse_bad_data(job, job.loader.batch(3, ()))
+    assert saved(job) == [3]
 
 
 # ---- A save
