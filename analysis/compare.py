@@ -19,9 +19,9 @@ from analysis.tables import print_table
 from record.exit_codes import BAD_DATA, DONE, INTERRUPTED
 from settings import ROOT, SettingsError
 from settings.config import Config
+from settings.finding import complain, say
 from settings.names import find_nearest
 from settings.resolve import show_path
-from settings.terminal import complain, say
 
 NAMES = "No such run, log or pattern. Separate them by commas: RUNS='base-seed*,muon-seed*'"
 NAME_LENGTH = 100  # of the page: file systems allow 255
@@ -62,6 +62,7 @@ def main() -> int:
     try:
         config = Config.load()
         runs_dir = ROOT / config.runs_dir
+        complain(f"Reading {config.runs}")
         runs = read_runs(config.runs, runs_dir)
         groups = group_runs(runs)
         comparison = compare(groups)
@@ -73,6 +74,7 @@ def main() -> int:
             name = re.sub("[^A-Za-z0-9_.-]+", "_", "-".join(groups))[:NAME_LENGTH]
             page = runs_dir / "compare" / f"{name}.html"
             picture = page.with_suffix(".png")
+            complain("Drawing the curves")
             write_figure(picture, runs)
             write_page(page, runs, picture.read_bytes(), comparison)
             is_offered = lines is not None and not config.figure

@@ -27,7 +27,7 @@ from record.exit_codes import BAD_DATA, BAD_SETTING, DONE, INTERRUPTED
 from record.run_paths import RunPaths
 from settings import ROOT, SettingsError
 from settings.config import Config
-from settings.terminal import complain
+from settings.finding import complain
 
 PAGE, FIGURE = "loss_curves.html", "loss_curves.png"
 ENDINGS = (".html", ".png", ".pdf", ".svg")

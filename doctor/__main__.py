@@ -30,11 +30,11 @@ from settings.finding import (
     WARN,
     Finding,
     code_of,
+    complain,
     format_findings,
     from_sentence,
     split,
 )
-from settings.terminal import complain
 
 SCHEMA = 1
 ORDER = (PASS, WARN, FAIL)  # what matters stands where the eye is when it is through

@@ -22,8 +22,7 @@ from record.trackers.processes import check_trackers
 from settings import SettingsError
 from settings.checks import PRETRAINING
 from settings.config import Config
-from settings.finding import FAIL, PASS, Finding, code_of, format_findings, split
-from settings.terminal import complain, say
+from settings.finding import FAIL, PASS, Finding, code_of, complain, format_findings, say, split
 from train.data.data_paths import fit_vocabulary
 from train.data.sources.source import CorpusError
 

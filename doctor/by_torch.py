@@ -14,7 +14,7 @@ import torch
 from hardware import model_size
 from settings import SettingsError
 from settings.config import Config
-from settings.terminal import complain
+from settings.finding import complain
 from train.model import attention, compilation
 
 

@@ -39,8 +39,8 @@ from settings import ROOT, SettingsError
 from settings.checks import PRETRAINING
 from settings.config import SETTINGS, Config
 from settings.declare import FREE
+from settings.finding import complain
 from settings.resolve import show_path
-from settings.terminal import complain
 from train.checkpoint.identity import check_identity
 from train.generate import load_run
 from train.model.hf_import import ForeignError, read_json, some, weight_files

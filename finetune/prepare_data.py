@@ -24,8 +24,8 @@ from finetune.template import Template
 from record import number_formats
 from settings import ROOT, SettingsError, tuning_rules
 from settings.config import Config
+from settings.finding import complain
 from settings.resolve import set_target
-from settings.terminal import complain
 from train.data.data_paths import data_dir
 from train.data.sources.source import CorpusError
 from train.data.tokenizer import TokenizerError

@@ -33,8 +33,7 @@ from k8s.cluster.where import SENT, Place, look, read_sent, refuse_dry_run
 from record.run_paths import RunPaths
 from settings import ROOT, SettingsError
 from settings.config import Config
-from settings.finding import split
-from settings.terminal import complain
+from settings.finding import complain, split
 
 PLACE_S = 60.0  # a launch waits so long for its pods to have nodes
 FIT_S = 120.0  # so long it does in each try with WAIT=1

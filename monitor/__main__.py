@@ -17,7 +17,7 @@ from k8s.cluster.where import decide
 from monitor.watch import NO_RUN, NoRun, View, Watcher, unreadable, watcher_of
 from record.default_run import choose_run
 from settings import SettingsError
-from settings.terminal import complain
+from settings.finding import complain
 
 TICK_S = 1.0  # between two drawings: ages go on between two looks
 NOTICE_S = 0.1  # between two looks whether a signal has come

@@ -26,7 +26,7 @@ from monitor.tail import Tail
 from record.run_paths import RunPaths
 from settings import ROOT, SettingsError
 from settings.config import Config
-from settings.terminal import complain
+from settings.finding import complain
 
 TELL_S, QUIET_S = 10.0, 30.0
 SETTLED_S = 300.0

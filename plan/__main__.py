@@ -24,8 +24,7 @@ from record.exit_codes import BAD_DATA
 from settings import SettingsError
 from settings.checks import CHECKS, check_batch
 from settings.config import Config
-from settings.finding import code_of, split
-from settings.terminal import complain
+from settings.finding import code_of, complain, split
 from train.data.data_paths import fit_vocabulary
 from train.data.sources.source import CorpusError
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from record.exit_codes import MACHINE_FAULT
-from settings.terminal import complain
+from settings.finding import complain
 
 LOOK_S = 1.0  # how often it is looked whether a read has ended
 

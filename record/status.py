@@ -39,10 +39,10 @@ from record.metrics import RecordReader, duration, is_number
 from record.run_paths import RunPaths
 from settings import ROOT, SettingsError
 from settings.config import Config
+from settings.finding import complain, say
 from settings.json_file import read_object
 from settings.names import find_nearest
 from settings.resolve import name_run, show_path
-from settings.terminal import complain, say
 
 log = logging.getLogger(__name__)
 
@@ -149,6 +149,15 @@ def of_run(c: Config, paths: RunPaths, active: bool) -> Status:
         horizon=c.horizon,
         **known,
     )
+
+
+def mark_stopped(paths: RunPaths) -> None:
+    """Enter the last phase of a run that the user has stopped, if its trainer could not do so itself."""
+    with contextlib.suppress(OSError, ValueError):  # without a status there is nothing to correct
+        state = read_object(paths.status)
+        if state.get("phase") not in OVER:
+            state |= {"phase": "stopped", "since": time.time(), "exit_code": INTERRUPTED}
+            write_whole(paths.status, json.dumps(state, indent=1).encode() + b"\n", flush=False)
 
 
 def is_done(state: dict[str, Any], last_step: int) -> bool:

@@ -1,7 +1,14 @@
-"""What a check found: PASS, WARN or FAIL, what was found, and what fixes it."""
+"""What a check found: PASS, WARN or FAIL, what was found, and what fixes it. And how people are told.
+
+On a terminal lines wrap between words. Anywhere else they stay as they are.
+"""
 
 import dataclasses
+import shutil
+import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TextIO
 
 PASS, WARN, FAIL = "PASS", "WARN", "FAIL"
 
@@ -50,3 +57,41 @@ def split(allow_fail: str, findings: Iterable[Finding]) -> tuple[list[Finding], 
 def code_of(stopping: Sequence[Finding]) -> int:
     """Return the exit code: 0 if nothing stops the run, 64 if changing settings is enough, else 78."""
     return max((finding.code for finding in stopping), default=0)
+
+
+def say(text: object, stream: TextIO | None = None) -> None:
+    """Print lines at once, by default to standard output."""
+    stream = stream or sys.stdout
+    lines = str(text)
+    if stream.isatty():
+        lines = wrap(lines)
+    stream.write(f"{lines}\n")
+    stream.flush()
+
+
+def complain(text: object) -> None:
+    """Print lines to standard error."""
+    say(text, sys.stderr)
+
+
+def wrap(text: str) -> str:
+    """Break lines at blanks where a terminal would break them in the middle of a word.
+
+    An indented command stays whole, so that it can be copied.
+    """
+    columns = shutil.get_terminal_size().columns
+    lines = []
+    for line in text.split("\n"):
+        indent = line[: len(line) - len(line.lstrip())]
+        is_command = indent and line.startswith("make ", len(indent))
+        if len(line) <= columns or is_command:
+            lines.append(line)
+            continue
+        lines += textwrap.wrap(
+            line,
+            columns,
+            subsequent_indent=f"{indent}  ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    return "\n".join(lines)

@@ -14,7 +14,7 @@ from types import FrameType
 from record.exit_codes import INTERRUPTED
 from record.wait import wait
 from settings import ROOT
-from settings.terminal import wrap
+from settings.finding import wrap
 
 # One request may arrive several times, at most this far apart in seconds: `timeout` sends a signal to the process
 # and to its group, make passes SIGTERM on, and a terminal that closes sends SIGHUP at any time. Each press of Ctrl-C

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 from record.durable import make_printable
-from settings.terminal import wrap
+from settings.finding import wrap
 
 log = logging.getLogger(__name__)
 

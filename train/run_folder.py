@@ -107,7 +107,7 @@ def describe_end(c: Config, paths: RunPaths, target: str) -> str:
     if c.early_end:
         end = (
             f"run {c.run_name} stopped at {c.early_end}, in {paths.folder}; "
-            "the same command without it goes on"
+            "run the same command without it to resume"
         )
     if step > c.last_step:
         end = f"run {c.run_name} is already at step {step}, past {last}: nothing is left to do"

@@ -20,8 +20,8 @@ from record.metrics import duration, figures
 from record.run_paths import RunPaths
 from settings import ROOT, SettingsError
 from settings.config import Config
+from settings.finding import complain
 from settings.resolve import show_path
-from settings.terminal import complain
 
 
 def main() -> int:

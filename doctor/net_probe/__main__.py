@@ -6,7 +6,7 @@ import sys
 from doctor.net_probe import net, pods
 from k8s.cluster.where import decide
 from settings import SettingsError
-from settings.terminal import complain
+from settings.finding import complain
 
 
 def main() -> int:

@@ -24,8 +24,8 @@ from plan.report import table, wrapped
 from settings import SettingsError
 from settings.addresses import join_address
 from settings.config import Config
+from settings.finding import complain
 from settings.resolve import resolve
-from settings.terminal import complain
 from train.distributed.registry import Verdict
 
 BAD_SETTING, TOLD_TO_STOP = 64, 130

@@ -17,7 +17,7 @@ from doctor.net_probe.net_rounds import ring, rounds
 from plan.network.links import Flow, Links, Pair
 from settings.addresses import is_loopback
 from settings.config import Config
-from settings.terminal import complain
+from settings.finding import complain
 from train.diloco import site_registry
 from train.distributed.registry import (
     Client,

@@ -24,7 +24,7 @@ from k8s.cluster.kubectl import (
 )
 from settings import SettingsError
 from settings.config import Config
-from settings.terminal import complain
+from settings.finding import complain
 
 LABELS = (
     "topology.kubernetes.io/zone",

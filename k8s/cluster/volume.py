@@ -20,7 +20,7 @@ from k8s.cluster.kubectl import Done, Refused
 from k8s.cluster.target import DATA, Target, Thing, check_namespace, container_of, runs
 from k8s.cluster.where import Place
 from k8s.cluster.words import seconds_of, trouble
-from settings.terminal import complain
+from settings.finding import complain
 
 START_S = (
     600.0  # for a reader pod to start: its image is large, where the node does not have it yet

@@ -27,8 +27,8 @@ from record.provenance import boot_id
 from record.run_paths import RunPaths
 from settings import ROOT, SettingsError
 from settings.config import SETTINGS, Config
+from settings.finding import complain
 from settings.resolve import show_path
-from settings.terminal import complain
 from settings.visible_gpus import visible_gpus
 
 log = logging.getLogger("monitor.gpu_sampler")

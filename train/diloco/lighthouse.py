@@ -24,7 +24,7 @@ from record.run_paths import RunPaths
 from settings import ROOT, SettingsError
 from settings.addresses import is_loopback, join_address, split_address
 from settings.config import Config
-from settings.terminal import complain
+from settings.finding import complain
 from train import timeouts
 from train.distributed.pod import in_pod
 
