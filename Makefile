@@ -28,6 +28,10 @@ PY := "$$VENV/bin/python"
 REFUSE := if [ -x $(PY) ]; then $(PY) -m settings refuse; else python3 -m settings refuse; fi
 # For targets that take no settings. A target that another one needs is not checked: its settings are the other's.
 REFUSE_SETTINGS = $(if $(MAKE_SETTINGS),$(if $(filter $@,$(or $(MAKECMDGOALS),help)),@$(REFUSE)))
+# Before setup-finetune installs anything. A Python that is too old to run the check is reported by setup.
+TUNING = $(firstword $(filter finetune finetune-node,$(MAKE_GOALS)))
+CHECK_FINETUNE = $(if $(TUNING),@if [ -x $(PY) ]; then python=$(PY); else python=python3; fi; \
+	! "$$python" -c 'import tomllib' 2> /dev/null || MAKE_TARGET=$(TUNING) "$$python" -m settings refuse finetune)
 
 .DEFAULT:
 	@$(REFUSE)
@@ -36,7 +40,7 @@ REFUSE_SETTINGS = $(if $(MAKE_SETTINGS),$(if $(filter $@,$(or $(MAKECMDGOALS),he
 define HELP
 Pure Transformer: pretrain a transformer on whatever GPUs you have.
 
-  make train             Train on this machine. Run it again to resume.
+  make train             Train on this machine. Run the same command to resume.
   make train DATA=FILE   Train on your own text.
   make plan PRESET=NAME  Show what a run takes before you pay for it.
   make status            Show what a run is doing. make monitor follows it.
@@ -274,6 +278,7 @@ setup-dev: ## Install what tests and linters need as well
 .PHONY: setup-finetune
 setup-finetune: ## Install what fine-tuning needs as well: transformers, peft
 	$(REFUSE_SETTINGS)
+	$(CHECK_FINETUNE)
 	@bash scripts/setup.sh --finetune
 
 .PHONY: test

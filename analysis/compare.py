@@ -61,6 +61,7 @@ def main() -> int:
     try:
         config = load_config()
         runs_dir = ROOT / config.runs_dir
+        complain(f"Reading {config.runs}")
         runs = read_runs(config.runs, runs_dir)
         groups = group_runs(runs)
         comparison = compare(groups)
@@ -72,6 +73,7 @@ def main() -> int:
             name = re.sub("[^A-Za-z0-9_.-]+", "_", "-".join(groups))[:NAME_LENGTH]
             page = runs_dir / "compare" / f"{name}.html"
             picture = page.with_suffix(".png")
+            complain("Drawing the curves")
             write_figure(picture, runs)
             write_page(page, runs, picture.read_bytes(), comparison)
             is_offered = lines is not None and not config.figure

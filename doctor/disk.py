@@ -18,7 +18,7 @@ from record.number_formats import size as amount
 from settings import ROOT
 from settings.config import Config
 from settings.finding import FAIL, PASS, WARN, Finding
-from settings.resolve import show_path
+from settings.resolve import repeat_typed, show_path
 from train.data.sources.source import CorpusError
 
 MEASURED_BYTES, PIECE_BYTES = 256e6, 16 * 2**20
@@ -135,8 +135,7 @@ def room_at(disk: storage.Place) -> Finding:
         FAIL,
         f"Not enough disk space for {said}",
         f"Free some space, or set {disk.settings[0]} to a folder on a larger disk. "
-        "make plan suggests settings that need less",
-        BAD_SETTING,
+        f"`make plan{repeat_typed('plan')}` suggests settings that need less",
     )
 
 

@@ -27,7 +27,7 @@ from record.exit_codes import BAD_DATA, BAD_SETTING, DONE
 from record.run_paths import RunPaths
 from settings import ROOT, SettingsError, explain_error, load_config
 from settings.config import Config
-from settings.resolve import show_path
+from settings.resolve import name_run, show_path
 from settings.terminal import complain
 from train.console import start_logging
 from train.data.sources.hub import REFUSED, Again, Late, ask_until, causes
@@ -46,22 +46,21 @@ class UploadError(Exception):
 def find_files(paths: RunPaths) -> dict[str, Path]:
     """Return name in the repository -> file, once the export is what SHA256SUMS says. Raises UploadError."""
     folder = paths.folder / "export"
+    remedy = f"Run `make export {name_run(paths.folder)}`."
     sums = place.sums(folder)
     if not sums:
-        name = paths.folder.name
-        raise UploadError(f"{name}: There is no export. Run `make export RUN_NAME={name}`.")
+        raise UploadError(f"{paths.name}: There is no export. {remedy}")
     files = {name: folder / name for name in sums}
     for name, path in files.items():
         if path.parent != folder or path.name != name or path.is_symlink():
             raise UploadError(
                 f"{show_path(folder / place.SUMS)}: Names {name}, which is no file of the export. "
-                "Remove that line, or run `make export` again."
+                f"Remove that line. Or: {remedy}"
             )
         if not path.is_file() or sha256_of(path) != sums[name]:
             raise UploadError(
                 f"{show_path(path)}: Is not what SHA256SUMS says. To publish your own version, put the "
-                f"hash that `sha256sum {name}` prints into SHA256SUMS. To go back, delete {name} and run "
-                "`make export` again."
+                f"hash that `sha256sum {name}` prints into SHA256SUMS. To go back, delete {name}. {remedy}"
             )
     files[place.SUMS] = folder / place.SUMS
     others = [path.name for path in folder.iterdir() if path.name not in files]
@@ -182,7 +181,7 @@ def main() -> int:
         complain(f"{error.filename}: Cannot be read ({error.strerror}).")
         return BAD_DATA
     except KeyboardInterrupt:
-        complain("Stopped. Run the same command again to go on.")
+        complain("Stopped. Run the same command to resume.")
         return STOPPED
     return DONE
 

@@ -33,6 +33,7 @@ from record.run_paths import RunPaths
 from settings import ROOT, SettingsError
 from settings.config import SETTINGS, Config
 from settings.resolve import build_environment, show_path
+from settings.tuning_rules import NO_MODEL
 from train.checkpoint.find import committed
 from train.children import end_with_parent
 from train.data.data_paths import data_dir
@@ -52,12 +53,7 @@ log = logging.getLogger(__name__)
 def find(c: Config) -> Path:
     """The folder of MODEL, where it is here already. Raises SettingsError, ForeignError."""
     if not c.model:
-        raise SettingsError(
-            [
-                "MODEL is not set; give a run of ours, the folder of a model with its tokenizer, or its "
-                "name on the Hugging Face hub, for example MODEL=models/qwen3-1.7b"
-            ]
-        )
+        raise SettingsError([NO_MODEL])
     if run := run_of(c):
         if is_exported(run):
             return run / "export"

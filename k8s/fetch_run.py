@@ -149,7 +149,7 @@ def fetch(volume: Volume, paths: RunPaths, step: int | None, weights: bool = Tru
         raise Refused(
             78,
             f"{error.filename or paths.folder}: cannot be written ({error.strerror}); make room or mend "
-            "its permissions, and the same command goes on",
+            "its permissions. Run the same command to resume.",
         ) from None
     finally:
         meter.end()

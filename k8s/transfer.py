@@ -80,7 +80,7 @@ def bring(volume: Volume, remote: str, size: int, partial: Path, meter: Meter) -
             raise Refused(
                 69,
                 f"{remote} comes no further than {have} of {size} bytes in {TRIES} tries "
-                f"({why or 'the connection breaks'}); the same command goes on from there",
+                f"({why or 'the connection breaks'}). Run the same command to resume.",
             )
         time.sleep(PAUSE_S * 2 ** max(0, failures - 1))
         volume.lost()

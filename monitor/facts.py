@@ -233,6 +233,7 @@ class Seen:
     cluster: Cluster | None = None
     expected: Expected = dataclasses.field(default_factory=Expected)
     since: float | None = None  # when this monitor began to watch, Unix seconds
+    named: str = ""  # settings by which a command finds it here: RUNS_DIR=/data RUN_NAME=big
 
     @property
     def first(self) -> Node | None:

@@ -210,7 +210,7 @@ def make(seen: Seen, target: str, **settings: object) -> str:
     if target in ("train", "restart", "plan", "data") and seen.preset:
         words.append(f"PRESET={seen.preset}")
     if target not in ("plan", "data", "sites", "doctor"):
-        words.append(f"RUN_NAME={seen.run}")
+        words.append(seen.named or f"RUN_NAME={seen.run}")
     if seen.cluster and target not in ("plan", "sites"):
         words.append("WHERE=cluster")
         if seen.cluster.job_name != Config().job_name and target not in ("data", "doctor"):
@@ -231,6 +231,8 @@ def resume_with(seen: Seen, command: str) -> str:
         return f"{command} does what is left: the last evaluation and the sample"
     if saved:
         return f"{command} resumes from step {saved:,}"
+    if p and p.goodput:  # the record was read from its beginning
+        return f"{command} starts again from step 0, since there is no checkpoint yet"
     return f"{command} resumes from its last checkpoint, if there is one"
 
 

@@ -11,6 +11,7 @@ from monitor.facts import Expected, Fault, Seen
 from record import locks, status
 from settings import SettingsError
 from settings.config import Config
+from settings.resolve import name_run
 from train.distributed.registry import WAITING
 
 REFRESH_S = 2.0  # between two looks at this machine
@@ -228,7 +229,16 @@ def looking_here(place: Place, planned: Planned) -> Look:
         node = local.look(planned.c, paths, tail, between)
         plan = planned.here(node.progress.started if node.progress else None)
         return with_limit(
-            Seen(time.time(), paths.name, planned.c.preset, (node,), None, plan, since), planned.c
+            Seen(
+                time.time(),
+                paths.name,
+                planned.c.preset,
+                (node,),
+                expected=plan,
+                since=since,
+                named=name_run(paths.folder),
+            ),
+            planned.c,
         )
 
     return look

@@ -21,7 +21,7 @@ from typing import Any
 
 from doctor.before_run import look
 from export import files
-from export.__main__ import chat_of
+from export.convert import chat_of
 from finetune import exercises, hf_model, prepare_data, questions, reading, several, template
 from finetune.tuning_settings import refuse_single_step
 from hardware.model_size import parameters

@@ -7,6 +7,7 @@ from record.locks import RunFolderError
 from record.run_paths import RunPaths
 from settings import ROOT, SettingsError
 from settings.checks import CHECKS
+from settings.config import Config
 from settings.declare import Texts
 from settings.resolve import resolve
 from settings.sources import DEFAULT, ENVIRONMENT
@@ -61,6 +62,17 @@ def choose_run(
         sentence += f" Also running: {', '.join(others)}."
     complain(sentence)
     return {"RUN_NAME": chosen.name}
+
+
+def require_run(config: Config) -> None:
+    """Raise RunFolderError if RUN_NAME names no run and no other weights are given."""
+    paths = RunPaths.of(config.runs_dir, config.run_name, ROOT)
+    is_there = status.is_run(paths) or paths.checkpoints.is_dir()
+    if not config.init_from and not is_there:
+        raise RunFolderError(
+            f"{status.explain_missing(paths)} `make fetch-run` copies one from the cluster. To use "
+            "weights of another folder, set INIT_FROM."
+        )
 
 
 def last_change(run: RunPaths) -> float:

@@ -63,7 +63,7 @@ ROWS = (
     ExitCode(
         STOPPED,
         "The run stopped on request. What it had trained is in a checkpoint.",
-        "Run it again to resume.",
+        "Run the same command to resume.",
     ),
     ExitCode(
         BAD_DATA,
@@ -74,7 +74,7 @@ ROWS = (
     ExitCode(
         INTERRUPTED,
         "The run was told to stop before it trained, or could not save a checkpoint.",
-        "Run it again to resume from the last one.",
+        "Run the same command to resume from the last one.",
         counts=True,
     ),
 )

@@ -151,6 +151,15 @@ def of_run(c: Config, paths: RunPaths, active: bool) -> Status:
     )
 
 
+def mark_stopped(paths: RunPaths) -> None:
+    """Enter the last phase of a run that the user has stopped, if its trainer could not do so itself."""
+    with contextlib.suppress(OSError, ValueError):  # without a status there is nothing to correct
+        state = read_object(paths.status)
+        if state.get("phase") not in OVER:
+            state |= {"phase": "stopped", "since": time.time(), "exit_code": INTERRUPTED}
+            write_whole(paths.status, json.dumps(state, indent=1).encode() + b"\n", flush=False)
+
+
 def is_done(state: dict[str, Any], last_step: int) -> bool:
     """Return whether this is the status of a run that has made all steps, and been evaluated."""
     step = state.get("step")

@@ -441,11 +441,15 @@ def name_new_run(folder: Path) -> str:
     return name_run(new)
 
 
-def repeat_typed(without: Collection[str]) -> str:
-    """Return the settings of make's command line as they are typed, but those that the new command has itself."""
+def repeat_typed(target: str, without: Collection[str] = ()) -> str:
+    """Return the settings of make's command line that a target uses, as they are typed.
+
+    without: those that the new command has itself.
+    """
     words = []
     for name, given in sources.read_command_line(os.environ).items():
-        if name not in without:
+        is_of_target = name not in SETTINGS or is_used(name, {target})
+        if is_of_target and name not in without:
             words.append(f" {name}={shlex.quote(given.text)}")
     return "".join(words)
 

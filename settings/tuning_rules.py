@@ -37,6 +37,12 @@ def find_unsupported(c: Config) -> dict[str, Any]:
     return unsupported
 
 
+NO_MODEL = (
+    "MODEL is not set; give a run of ours, the folder of a model with its tokenizer, or its name on "
+    "the Hugging Face hub, for example MODEL=models/qwen3-1.7b"
+)
+
+
 def refuse_unsupported(c: Config) -> None:
     """Raise SettingsError naming every setting that fine-tuning cannot follow."""
     problems = []

@@ -18,12 +18,14 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from record import locks, status
-from record.default_run import choose_run
+from record.default_run import choose_run, require_run
 from record.exit_codes import (
     BAD_DATA,
     DONE,
@@ -33,12 +35,15 @@ from record.exit_codes import (
     STOPPED,
     describe,
 )
+from record.locks import RunFolderError
+from record.metrics import duration
 from record.run_paths import RunPaths, list_checkpoints
 from settings import ROOT, SettingsError, explain_error
 from settings.checks import PRETRAINING
 from settings.config import Config
 from settings.resolve import name_run, resolve
 from train.children import Children, complain, say
+from train.console import QUIET_S
 from train.distributed import rendezvous
 from train.distributed.pod import in_pod
 from train.tune import count_gpus, record_nccl, set_default, tune
@@ -106,6 +111,8 @@ class Launcher:
             except rendezvous.CannotServe as error:
                 complain(f"launch: {error}")
                 return BAD_DATA
+        if attempt.code == INTERRUPTED and self.module in TRAINERS and not self.config.rank_in_site:
+            status.mark_stopped(self.paths)
         # Torchrun prints a lot after the trainer's last words, and `kubectl describe` shows the end.
         if attempt.reason and attempt.code != DONE and not is_stopped:
             complain(f"launch: exit code {attempt.code}: {attempt.reason}")
@@ -177,6 +184,8 @@ class Launcher:
         command = self.build_command()
         environment = {**environment, "LAUNCHED_AT": str(time.monotonic())}
         self.started_at = time.time()
+        if self.module in TRAINERS and not self.config.rank_in_site:
+            threading.Thread(target=self.report_start, daemon=True).start()
         try:
             if self.has_peers or self.processes > 1:
                 code, reported, reason = self.run_reporting(command, environment, folder)
@@ -184,6 +193,15 @@ class Launcher:
             return AttemptEnd(self.choose_code(self.children.run(command, environment)))
         finally:
             self.started_at = math.inf
+
+    def report_start(self) -> None:
+        """Say that the trainer is starting for as long as it does not speak for itself."""
+        started_at = self.started_at
+        while True:
+            time.sleep(QUIET_S)
+            if self.started_at != started_at or self.read_status():
+                return
+            say(f"starting the trainer: {duration(time.time() - started_at)} so far")
 
     def run_reporting(
         self, command: Sequence[str], environment: Mapping[str, str], folder: Path
@@ -211,23 +229,35 @@ class Launcher:
         if reported and (code <= SIGNALED or is_final(reported)):
             code = reported
         if self.children.stop_requested and not is_final(code):
-            return INTERRUPTED
+            # One that was killed by a second Ctrl-C may have saved before.
+            has_saved = self.read_status().get("exit_code") == STOPPED
+            return STOPPED if has_saved else INTERRUPTED
         return code
+
+    def read_status(self) -> dict[str, Any]:
+        """Return what the trainer of this attempt says it is doing; {} if it says nothing yet."""
+        state = status.read(self.paths.status)
+        return state if state.get("heartbeat", 0.0) >= self.started_at else {}
 
     def describe_stop(self) -> str:
         """Say what a request to stop does now."""
-        state = status.read(self.paths.status)
-        is_of_attempt = state.get("heartbeat", 0.0) >= self.started_at
-        if self.is_finished or (is_of_attempt and state.get("phase") == "done"):
+        state = self.read_status()
+        if self.is_finished or state.get("phase") == "done":
             plots = f"; its plots were not drawn: make plots {name_run(self.paths.folder)}"
             return f"Stopping. The run is finished{'' if self.config.rank_in_site else plots}."
-        if is_of_attempt and state.get("can_save"):
+        if state.get("can_save"):
             return "Stopping: saving a checkpoint. Press Ctrl-C again to quit without saving."
-        if is_of_attempt and "can_save" in state:
+        if "can_save" in state:
             return "Stopping without a checkpoint, because SAVE_EVERY=0."
         if self.config.rank_in_site and self.started_at < math.inf:
             return "Stopping. Press Ctrl-C again to quit at once."
-        if list_checkpoints(self.paths.checkpoints):
+        saved = max(list_checkpoints(self.paths.checkpoints), default=0)
+        step = status.read(self.paths.status).get("step", 0)  # also that of an attempt that failed
+        if step > saved > 0:
+            return f"Stopping. The steps after the last checkpoint, of step {saved}, are lost."
+        if step > saved:
+            return f"Stopping. The run had made {step} steps and no checkpoint yet. They are lost."
+        if saved:
             return "Stopping. Nothing was trained since the last checkpoint."
         return NOTHING_TRAINED
 
@@ -301,7 +331,9 @@ def main(words: list[str]) -> int:
         if words:
             os.environ |= choose_run()
         resolved = resolve(without=PRETRAINING).check()
-    except SettingsError as error:
+        if words:
+            require_run(resolved.config)  # before torch is loaded
+    except (SettingsError, RunFolderError) as error:
         complain(explain_error(error))
         return error.exit_code
     if not words:  # a MODULE prints them itself

@@ -256,10 +256,11 @@ def end_record(job: Job, reason: str) -> None:
         if account:
             finished = ""
             if reason == "done":
-                took = metrics.duration(sum(account.seconds().values()))
+                seconds = account.seconds()
+                took = metrics.duration(sum(seconds.values()) - seconds["down"])
                 finished = f"\nFinished in {took}."
                 if early := job.config.early_end:
-                    stopped = f"Stopped at {early}; the same command without it goes on."
+                    stopped = f"Stopped at {early}. Run the same command without it to resume."
                     finished = f"\n{stopped} It took {took}."
                     job.recorder.say(stopped, terminal="")
             job.recorder.say(account.summary(), finished)

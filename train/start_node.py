@@ -7,6 +7,7 @@ the pod agent run next to it.
 import contextlib
 import dataclasses
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -103,10 +104,13 @@ class Node(Launcher):
             return code
         self.is_finished = True
         show_stage(job, "drawing plots")
+        say("\nDrawing the loss curves.")
         command = [launcher.PYTHON, "-m", "analysis.plots", str(self.paths.folder)]
         code = self.children.run(command, os.environ, quiet=sys.stdout.isatty())
         if code != DONE and in_pod():  # no reason for another pod
-            complain(f"The run is done. Its plots failed with code {code}: run `make plots`.")
+            complain(
+                f"The run is done. Its plots failed with code {code}. Run `make plots {name_run(self.paths.folder)}`."
+            )
             return DONE
         if code == DONE and not in_pod():
             say(self.describe_next_steps())
@@ -140,13 +144,15 @@ class Node(Launcher):
         prompt = "def main(" if is_python else "Once"
         lines = [
             "\nNext:",
-            f"    open {show_path(self.paths.plots / 'loss_curves.html')}",
+            f"    {find_opener()}{show_path(self.paths.plots / 'loss_curves.html')}",
             f'    make sample {name_run(self.paths.folder)} PROMPT="{prompt}"',
         ]
         if is_python and config.run_name == "tiny" and not config.early_end:  # the first run
             longer = name_new_run(self.paths.folder.with_name("longer"))
             tokens = format_tokens(2 * config.train_tokens)
-            rest = repeat_typed(without=("RUNS_DIR", "RUN_NAME", "TRAIN_TOKENS", "MAX_STEPS"))
+            rest = repeat_typed(
+                "train", without=("RUNS_DIR", "RUN_NAME", "TRAIN_TOKENS", "MAX_STEPS")
+            )
             lines.append(f"    make train {longer} TRAIN_TOKENS={tokens}{rest}")
         return "\n".join(lines)
 
@@ -266,6 +272,12 @@ class Node(Launcher):
         if self.config.sync == "diloco" and code in FINAL_CODES:
             with contextlib.suppress(OSError):
                 self.paths.last_word.write_text(f"{code}\n")
+
+
+def find_opener() -> str:
+    """Return the command of this system that opens a page, with a blank; "" if it has none."""
+    command = "open" if sys.platform == "darwin" else "xdg-open"
+    return f"{command} " if shutil.which(command) else ""
 
 
 def show_stage(job: TextIO, stage: str) -> None:

@@ -44,7 +44,7 @@ def save(job: "Job", wait: bool = False) -> None:
         job.requests.discard("save")
         job.recorder.sync()
         job.saver.wait()
-        report(job, job.saver.poll())
+        report(job, job.saver.poll(), is_last=wait)
         tensors: dict[str, Tensor] = {}
         manifest: dict[str, Any] = {}
         for hook in job.hooks:
@@ -54,19 +54,24 @@ def save(job: "Job", wait: bool = False) -> None:
         if wait:
             job.saver.wait()
             ended = job.saver.poll()
-            report(job, ended)
             if problem := broadcast_object(ended and ended.problem):
-                raise CheckpointError(problem)
+                raise CheckpointError(f"{problem}. {job.saver.describe_loss(job.step)}")
+            report(job, ended)
         # One rank may have had to write without a copy: the others' next step would wait for it in vain.
         all_gather_object(None)
     job.saver.stall_s += time.perf_counter() - began
 
 
-def report(job: "Job", ended: Saved | None) -> None:
-    """Say and record how a save has ended, on the first rank. A first failure is tried again at once."""
+def report(job: "Job", ended: Saved | None, is_last: bool = False) -> None:
+    """Say and record how a save has ended, on the first rank. A first failure is tried again at once.
+
+    is_last: training is over, and one more checkpoint is written now.
+    """
     if ended is None or not job.world.is_first:
         return
-    if ended.problem:
+    if ended.problem and is_last:
+        job.recorder.say(f"checkpoint failed: {ended.problem}. Saving is tried again now")
+    elif ended.problem:
         report_failure(job, ended.problem)
     elif ended.size:
         tokens = ended.step * job.config.batch_tokens

@@ -29,6 +29,7 @@ from settings.config import Config
 from settings.declare import format_value
 from settings.finding import FAIL, Finding
 from settings.sources import read_file
+from settings.tuning_rules import NO_MODEL
 from train.data import data_paths
 
 NOT_ASKED = (*PRETRAINING, check_batch)  # processes are the fleet's
@@ -151,12 +152,7 @@ def facts_of(c: Config) -> tuple[dict[str, Any], str, str]:
     """(config.json of MODEL, what the model is called, where that is from). Raises SettingsError."""
     name = c.model or of_preset(c.preset)
     if not name:
-        raise SettingsError(
-            [
-                "MODEL is not set; give a run of ours, the folder of a model, or its name on the Hugging "
-                "Face hub, for example MODEL=models/qwen3-1.7b"
-            ]
-        )
+        raise SettingsError([NO_MODEL])
     for path in [folder / "config.json" for folder in folders(c)]:
         if not path.is_file():
             continue

@@ -37,13 +37,21 @@ def test_room_is_judged_with_its_parts() -> None:
             Place(("DATA_DIR",), Path("/"), {"shards": 0.0}, 1.0),
         ]
     )
-    assert (runs.level, runs.code) == (FAIL, 64)
+    assert (runs.level, runs.code) == (FAIL, 78)
     assert runs.text == (
         "Not enough disk space for RUNS_DIR: 29.9 GB free, 30 GB of checkpoints needed at most "
         "(computed)"
     )
     assert "set RUNS_DIR to a folder on a larger disk" in runs.fix
     assert data.level == PASS and "free, nothing needed at most (computed)" in data.text
+
+
+def test_the_plan_that_is_proposed_keeps_what_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    typed = {"RUNS_DIR": "/my runs", "NODE_RANK": "1", "VENV": "/venv"}
+    for name, text in {**typed, "MAKE_SETTINGS": " ".join(typed)}.items():
+        monkeypatch.setenv(name, text)
+    (found,) = disk.room([Place(("RUNS_DIR",), Path("/"), {"checkpoints": 30e9}, 29.9e9)])
+    assert "`make plan RUNS_DIR='/my runs' VENV=/venv` suggests settings" in found.fix
 
 
 def test_folders_that_are_not_there_are_judged_by_what_is_above(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from export import __main__ as command
+from export import convert as command
 from settings.config import Config
 from tests.train.checkpoint.test_checkpoint import ALONE, go_on, save
 from train.data.tokenizer import load

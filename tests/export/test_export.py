@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from export import __main__ as command
+from export import convert as command
 from export import place, weight_files
 from export.stored import Weights
 from settings import ROOT
@@ -404,7 +404,7 @@ def test_no_moment_is_read_and_a_checkpoint_that_vanishes_is_named(
 MEASURED = """
 import os, sys
 from pathlib import Path
-from export.__main__ import main
+from export.convert import main
 def peak():
     return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
 for name in ("small", "large"):

@@ -102,7 +102,7 @@ def test_ctrl_c_leaves_no_half_folder(trained):
     run = Path(trained["RUNS_DIR"]) / "run"
     before = {path.name: path.read_bytes() for path in (run / "export").iterdir()}
     code = (
-        "import sys, time\nfrom export import __main__ as command\n"
+        "import sys, time\nfrom export import convert as command\n"
         "def slow(*_):\n    (command.ROOT / sys.argv[1]).write_text('here'); time.sleep(60)\n"
         "command.write_beside = slow\nsys.exit(command.main())"
     )

@@ -356,7 +356,7 @@ def test_a_folder_of_weights_is_exported_already(
     assert run.command(monkeypatch, RUN_NAME="another", INIT_FROM=run.export) == 64
     assert "is in Hugging Face's format already" in capsys.readouterr().err
     assert run.command(monkeypatch, RUN_NAME="another") == 78
-    assert "there is no such run" in capsys.readouterr().err
+    assert "There is no run " in capsys.readouterr().err
     assert run.command(monkeypatch, DTYPE="float16") == 64
     assert (
         "DTYPE=float16 (environment): Must be one of float32, bfloat16" in capsys.readouterr().err

@@ -216,7 +216,7 @@ def test_a_dry_run_lists_the_files_and_asks_nothing(
         ({"HUB_REPO": "tiny"}, 64, "OWNER/NAME of at most 96 letters"),
         ({"HUB_REPO": "me/a--b"}, 64, "OWNER/NAME of at most 96 letters"),
         ({"HF_TOKEN": ""}, 64, "HF_TOKEN: Set a token that may write."),
-        ({"RUN_NAME": "other"}, 78, "other: There is no export. Run `make export RUN_NAME=other`."),
+        ({"RUN_NAME": "other"}, 78, "other: There is no export. Run `make export RUN"),
     ],
 )
 def test_what_is_missing_is_said_before_anything_is_sent(

@@ -273,7 +273,7 @@ def test_a_connection_that_never_holds_is_given_up_and_the_next_call_goes_on(
     assert (
         code == 69
         and f"comes no further than {2**20} of {BIG} bytes" in err
-        and "goes on from there" in err
+        and "Run the same command to resume." in err
     )
     assert find.committed(runs / RUN / "checkpoints") == []
     assert find.find_latest(runs / RUN / "checkpoints") is None

@@ -287,6 +287,22 @@ def test_training_that_waits_for_data_says_so() -> None:
 # ---- Gone
 
 
+@pytest.mark.parametrize(
+    ("saved", "goodput", "said"),
+    [
+        (12_000, {}, "resumes from step 12,000"),
+        (None, {"training": 1.0}, "starts again from step 0, since there is no checkpoint yet"),
+        (None, {}, "resumes from its last checkpoint, if there is one"),  # the end of a long record
+    ],
+)
+def test_where_a_killed_run_goes_on_is_said(saved, goodput, said) -> None:
+    known = dataclasses.replace(TRAINING, checkpoint_step=saved, goodput=goodput)
+    there = seen(node(0, at_work=False, progress=known))
+    named = dataclasses.replace(there, named="RUNS_DIR=/data RUN_NAME=big")
+    fault = only(run_rules.killed(named, c))
+    assert f"RUNS_DIR=/data RUN_NAME=big {said}" in fault.next
+
+
 def test_a_process_that_is_gone_was_killed() -> None:
     gone = seen(node(0, at_work=False, memory_bytes=95.0 * 2**30))
     fault = only(run_rules.killed(gone, c))

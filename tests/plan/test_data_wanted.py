@@ -60,7 +60,7 @@ def test_the_labs_mixture_before_anything_is_prepared(xlarge: Config) -> None:
     (said,) = findings(xlarge, [web, pdf, usmle])
     assert (said.name, said.level) == ("epochs", WARN)
     assert said.text.startswith(
-        "usmle is repeated 510.2 times: 1% of 100B tokens are 1B, and it has 1.96M (about"
+        "usmle is repeated 510 times: 1% of 100B tokens are 1B, and it has 1.96M (about"
     ) and said.text.endswith(", as its max_epochs allows")
 
 

@@ -438,6 +438,18 @@ def test_a_target_without_a_run_says_why(
     assert words.format(folder=paths.folder.parent) in capsys.readouterr().err
 
 
+def test_a_run_that_is_stopped_after_its_trainer_was_killed_is_stopped(paths):
+    status.mark_stopped(paths)
+    assert not paths.status.exists()
+    write_status(paths, phase="training")
+    assert describe(paths).startswith("killed while training")
+    status.mark_stopped(paths)
+    assert describe(paths).startswith("stopped        step 7/20")
+    write_status(paths, phase="refused")
+    status.mark_stopped(paths)
+    assert describe(paths).startswith("refused")
+
+
 def test_a_mistyped_name_is_answered_with_the_nearest_run(paths, monkeypatch, capsys):
     write_status(paths)
     monkeypatch.setenv("RUN_NAME", f"{paths.name}x")

@@ -1,4 +1,8 @@
-"""settings/finding.py: findings as lines, which of them stop a run, and with what exit code."""
+"""settings/finding.py: findings as lines, which of them stop a run, and with what exit code. And how lines wrap."""
+
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -12,6 +16,9 @@ from settings.finding import (
     from_sentence,
     split,
 )
+from settings.terminal import wrap
+from tests.running import ROOT
+from tests.terminal import show
 
 GPUS = Finding("gpus", FAIL, "no GPU is visible", "set DEVICE=cpu", 64)
 DISK = Finding("disk", FAIL, "the disk is full", "remove old runs")
@@ -46,3 +53,41 @@ def test_allow_fail_lets_failures_pass_by_their_whole_name():
 )
 def test_settings_alone_are_64_and_anything_else_78(stopping, code):
     assert code_of(stopping) == code
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("two  blanks, 20 col.", ["two  blanks, 20 col."]),
+        ("a line of twenty co. and/or more", ["a line of twenty co.", "  and/or more"]),
+        ("a line of twenty-one.", ["a line of", "  twenty-one."]),
+        (f"a {30 * 'b'}", ["a", f"  {30 * 'b'}"]),
+        ("  an indented line wraps", ["  an indented line", "    wraps"]),
+        ("  make sample PROMPT=Once", ["  make sample PROMPT=Once"]),
+    ],
+)
+def test_lines_end_at_blanks_within_the_columns(monkeypatch, text, lines):
+    monkeypatch.setenv("COLUMNS", "20")
+    assert wrap(text).split("\n") == lines
+
+
+@pytest.mark.parametrize(
+    ("command", "settings", "code"),
+    [
+        (["settings", "check"], {"NODES": "3", "SITES": "2", "BATCH_TOKENS": "many"}, 64),
+        (["record.status", "status"], {"RUN_NAME": "a-run-that-nobody-has-ever-trained"}, 78),
+        (["k8s.jobs", "stop"], {"RUN_NAME": "a-run-that-nobody-has-ever-trained"}, 78),
+        (["train.launcher"], {"NODES": "3", "SITES": "2", "BATCH_TOKENS": "many"}, 64),
+        (["train.generate.sample"], {"RUN_NAME": "none", "SAMPLE_TOKENS": "0"}, 64),
+    ],
+)
+def test_messages_break_between_words_on_a_terminal_alone(command, settings, code):
+    words = [sys.executable, "-m", *command]
+    environment = os.environ | settings
+    ended, screen = show(words, environment, 50)
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True)
+    text = done.stdout + done.stderr
+    assert ended == done.returncode == code, text
+    assert max(map(len, text.splitlines())) > 50
+    assert screen.split() == text.split()
+    assert all(len(line) <= 50 or " " not in line.strip() for line in screen.splitlines()), screen

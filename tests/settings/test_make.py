@@ -57,6 +57,16 @@ def find_value(root, name, *arguments, **environ):
     return done.stdout.split("\n")[0].removeprefix(f"{name}=").rpartition("  (")[0]
 
 
+def test_finetuning_asks_for_its_model_before_anything_is_installed(root):
+    done = make(root, "finetune", "DATA=chats.jsonl")
+    assert "MODEL is not set; give a run of ours" in done.stderr
+    assert done.returncode == 2 and not (root / "setup.log").exists()
+    make(root, "finetune", "DATA=chats.jsonl", "MODEL=tiny")
+    assert (root / "setup.log").read_text() == "setup --finetune\n"
+    make(root, "setup-finetune")
+    assert (root / "setup.log").read_text() == 2 * "setup --finetune\n"
+
+
 # ---- Targets
 
 
@@ -92,7 +102,7 @@ def test_make_n_names_what_exists_and_does_nothing(root, target):
         path = ROOT / module.replace(".", "/")
         assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), module
     if "/bin/python" in done.stdout:
-        assert done.stdout.index("scripts/setup.sh") < done.stdout.index("/bin/python")
+        assert done.stdout.index("scripts/setup.sh") < done.stdout.rindex("/bin/python")
     assert ("--dev" in done.stdout) == (target in DEVELOP | {"setup-dev", "gpu-check"})
 
 

@@ -4,6 +4,9 @@ import dataclasses
 import json
 import os
 import re
+import signal
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +16,7 @@ import pytest
 from record import locks
 from settings import ROOT
 from settings.config import Config
+from tests.running import wait_until
 from train import launcher
 from train.children import Children
 from train.distributed import rendezvous
@@ -228,6 +232,9 @@ def test_each_start_is_said_and_why_there_is_no_other(launch, capfd, tmp_path):
     assert f"{tmp_path}/x/logs/" in err
 
 
+KILLED = {"phase": "training", "can_save": True, "heartbeat": 5}
+
+
 @pytest.mark.parametrize(
     ("state", "checkpoint", "said"),
     [
@@ -246,8 +253,10 @@ def test_each_start_is_said_and_why_there_is_no_other(launch, capfd, tmp_path):
             True,
             "The run is finished; its plots were not drawn",
         ),
-        # An attempt before this one trained.
-        ({"phase": "training", "can_save": True, "heartbeat": 5}, False, "Nothing was trained yet"),
+        # An attempt before this one trained, and was killed.
+        ({**KILLED, "step": 6}, False, "The run had made 6 steps and no checkpoint yet. They are"),
+        ({**KILLED, "step": 6}, True, "The steps after the last checkpoint, of step 4, are lost."),
+        ({**KILLED, "step": 4}, True, "Nothing was trained since the last checkpoint"),
     ],
 )
 def test_a_stop_is_answered_with_what_it_does_then(tmp_path, state, checkpoint, said):
@@ -259,6 +268,38 @@ def test_a_stop_is_answered_with_what_it_does_then(tmp_path, state, checkpoint, 
     node.paths.status.write_text(json.dumps({"heartbeat": 20} | state))
     node.started_at = 10
     assert said in children.describe_stop()
+
+
+@pytest.mark.parametrize(
+    ("state", "code"),
+    [
+        ({"phase": "stopped", "exit_code": 75, "heartbeat": 20}, 75),
+        ({"phase": "stopped", "exit_code": 75, "heartbeat": 5}, 143),  # the attempt before
+        ({"phase": "saving", "heartbeat": 20}, 143),
+    ],
+)
+def test_a_second_ctrl_c_after_the_last_save_leaves_the_code_of_a_saved_run(tmp_path, state, code):
+    node = Launcher(Config(runs_dir=str(tmp_path), run_name="x"), Children())
+    node.paths.folder.mkdir()
+    node.paths.status.write_text(json.dumps(state))
+    node.started_at = 10
+    node.children.stop_requested = True
+    assert node.choose_code(128 + signal.SIGKILL) == code
+
+
+def test_a_trainer_that_takes_long_to_start_is_reported_until_it_speaks(
+    tmp_path, monkeypatch, capfd
+):
+    monkeypatch.setattr(launcher, "QUIET_S", 0.05)
+    node = Launcher(Config(runs_dir=str(tmp_path), run_name="x"), Children())
+    node.started_at = time.time() - 20
+    reporter = threading.Thread(target=node.report_start)
+    reporter.start()
+    wait_until(lambda: "starting the trainer: 0:2" in capfd.readouterr().out, 20)
+    node.paths.folder.mkdir()
+    node.paths.status.write_text(json.dumps({"phase": "data", "heartbeat": time.time()}))
+    reporter.join(20)
+    assert not reporter.is_alive()
 
 
 def test_the_script_only_execs():

@@ -258,8 +258,11 @@ def test_a_save_that_fails_is_said_and_tried_once_more(make, monkeypatch, caplog
     job.saver.verified = {2}
     when_to_save.report(job, Saved(3, 0, 0.0, "no room"))
     assert "no room. Training goes on, the last good one is untouched; 3 in" in caplog.text
-    with pytest.raises(CheckpointError, match="no room"):
+    caplog.clear()
+    stopped = "no room. Training stopped at step 3, and the steps after 2 are lost. Fix that. Run"
+    with pytest.raises(CheckpointError, match=stopped):
         when_to_save.save(job, wait=True)
+    assert "Training goes on" not in caplog.text
     job.saver.failures = 5
     with pytest.raises(CheckpointError, match="5 checkpoints in a row"):
         when_to_save.save(job)

@@ -17,8 +17,9 @@ SCREENS = (Path(__file__).parent / "terminal_screens.txt").read_text()
 
 def normalize(screen, folder):
     """Return a screen with long lines whole again, numbers as N, and what the model wrote left out."""
-    screen = re.sub(r"(?<=\S)\n  (?=\S)", " ", screen)
+    screen = re.sub(r"(?<=\S)\n(  |      )(?=\S)", " ", screen)
     screen = screen.replace(str(folder), "FOLDER")
+    screen = re.sub(r"    (xdg-open |open |)(?=FOLDER)", "    OPEN ", screen)
     screen = re.sub(r"(Samples .*\n)(    .*\n|\n(?=    ))*", r"\1", screen)
     screen = re.sub(r"^step=.*\n(step=.*\n)*", "step=...\n", screen, flags=re.MULTILINE)
     screen = re.sub(r"(RUN_NAME=longer TRAIN_TOKENS=\w+) .*", r"\1 ...", screen)  # what was typed

@@ -109,10 +109,9 @@ class Saver:
         self.wait()
         failures, newest = broadcast_object((self.failures, max(self.verified, default=0)))
         if failures >= MOST_FAILURES:
-            last = f"it resumes from step {newest}" if newest else "it starts again"
             raise CheckpointError(
-                f"Stopped at step {step}: {failures} checkpoints in a row could not be saved, for the reasons "
-                f"above. Fix that and run the same command: {last}."
+                f"{failures} checkpoints in a row could not be saved, for the reasons above. "
+                f"{broadcast_object(self.describe_loss(step))}"
             )
         if failures:  # a group in which one has timed out works no more
             self.group = group_of(self.ranks, self.group_s)
@@ -141,6 +140,14 @@ class Saver:
             self.write(step, states, facts)
         else:
             self.run(self.write, step, copy, facts)
+
+    def describe_loss(self, step: int) -> str:
+        """Say what is lost of a run that ends at this step because it cannot be saved, and how to go on."""
+        newest = max(self.verified, default=0)
+        lost = f"the {step} steps of this run are lost"
+        if newest:
+            lost = f"the steps after {newest} are lost"
+        return f"Training stopped at step {step}, and {lost}. Fix that. Run the same command to resume."
 
     def run(self, function: Callable[..., None], *arguments: Any) -> None:
         self.thread = threading.Thread(target=function, args=arguments, name="saver", daemon=True)

@@ -164,7 +164,10 @@ def find_repetition(c: Config, name: str, tokens: float, has: str = "") -> Repet
     if len(c.mixture) > 1:
         every = number_formats.count(c.last_step * c.batch_tokens)
         how = f"{100 * share_of(c, name):.3g}% of {every} tokens are {number_formats.count(wanted)}"
-    text = f"{name} is repeated {epochs:,.1f} times: {how}, and it has {number_formats.count(tokens)}{has}"
+    times = number_formats.number(epochs)
+    text = (
+        f"{name} is repeated {times} times: {how}, and it has {number_formats.count(tokens)}{has}"
+    )
     meaning = f"; beyond {MANY_EPOCHS} times it is worth less than new text"
     if source.max_epochs is not None and not source.place and epochs <= limit:
         meaning = ", as its max_epochs allows"
@@ -178,7 +181,11 @@ def explain_limit(c: Config, name: str, tokens: float, limit: float) -> str:
         most = int(limit * tokens) // c.batch_tokens * c.batch_tokens
         unit = 10 ** (len(str(most)) - 2)
         fits = f", or set TRAIN_TOKENS={most // unit * unit} or less" if most > 100 else ""
-        return f"The limit is {limit:g} times: text that is repeated more is memorized. Use more text{fits}."
+        needed = number_formats.count(math.ceil(wanted_tokens(c, name) / limit))
+        return (
+            f"The limit is {limit:g} times: text that is repeated more is memorized. "
+            f"Use at least {needed} tokens of text{fits}."
+        )
     return (
         f"Beyond {MAX_EPOCHS} times text teaches little and is memorized: give it less weight in DATA_MIX, "
         f'or allow it with max_epochs = "unlimited" in {show_path(declaration(name, source_folders(c)))}'

@@ -29,6 +29,7 @@ from record.durable import make_printable, write_whole
 from record.locks import take_lock
 from settings import SettingsError, explain_error, load_config
 from settings.config import Config
+from settings.resolve import repeat_typed
 from train.console import for_terminals, start_logging
 from train.data import data_paths
 from train.data.data_paths import (
@@ -84,7 +85,7 @@ def vocabulary(c: Config, make: bool = False, may_shrink: bool = False) -> Vocab
         return there
     if not make:
         raise TokenizerError(
-            f"{target}: there is no tokenizer yet; prepare the data with: make data"
+            f"{target}: there is no tokenizer yet; prepare the data with: make data{repeat_typed('data')}"
         )
     if c.tokenizer != "train":
         return from_hub(c.tokenizer, c.hf_token, target)
@@ -209,7 +210,7 @@ def open_sources(c: Config, v: Vocabulary, partial: bool = False) -> dict[str, S
         if shards.ended and not is_enough(c, source, shards.manifest.end, tokens):
             raise DataError(
                 f"{folder}: holds {tokens:,} training tokens and {token_limit(c, source):,} are asked for; "
-                "run: make data"
+                f"run: make data{repeat_typed('data')}"
             )
         opened[name] = shards
     return opened

@@ -25,6 +25,7 @@ import xxhash
 
 from record.durable import open_whole
 from record.regular_file import open_descriptor, open_inside
+from settings.resolve import repeat_typed
 from train.data.data_paths import token_bytes
 from train.data.manifest import SPLITS, DataError, Manifest, ShardInfo, make_anew, read_manifest
 
@@ -194,7 +195,7 @@ class ShardSet:
             manifest = read_manifest(self.folder)
         except FileNotFoundError:
             raise DataError(
-                f"{path}: there is no such file; prepare the data with: make data"
+                f"{path}: there is no such file; prepare the data with: make data{repeat_typed('data')}"
             ) from None
         seals = manifest.seals
         known = len(self.manifest.seals)
@@ -205,7 +206,7 @@ class ShardSet:
             )
         if not self.partial and manifest.end is None:
             raise DataError(
-                f"{self.folder}: is not finished; go on with: make data, or set DATA_STREAM=1"
+                f"{self.folder}: is not finished; go on with: make data{repeat_typed('data')}, or set DATA_STREAM=1"
             )
         if self.check:
             for seal in seals[known:]:

@@ -180,6 +180,11 @@ class Evaluator:
 
         A batch is of one source, since a model sums over all that it is given.
         """
+        for windows in self.list_batches(full):
+            yield windows[0].source, *self.padded(windows)
+
+    def list_batches(self, full: bool) -> list[list[Window]]:
+        """List the windows of each of this rank's batches."""
         size = self.config.micro_batch(self.world.size)
         by_source: dict[str, list[Window]] = {}
         for window in self.full if full else self.subset:
@@ -187,8 +192,7 @@ class Evaluator:
         batches = []
         for windows in by_source.values():
             batches += [windows[i : i + size] for i in range(0, len(windows), size)]
-        for windows in batches[self.world.rank :: self.world.size]:
-            yield windows[0].source, *self.padded(windows)
+        return batches[self.world.rank :: self.world.size]
 
     def score(self, model: nn.Module, tokens: np.ndarray, targets: np.ndarray) -> Tensor:
         """Return nats, tokens and bytes of a batch: (3,) float64 on the device."""

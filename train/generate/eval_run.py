@@ -8,6 +8,7 @@ same.
 """
 
 import dataclasses
+import itertools
 import json
 import logging
 import shlex
@@ -24,6 +25,7 @@ from settings import ROOT, SettingsError
 from settings.checks import LEAST_TOKENS
 from settings.config import Config
 from settings.resolve import show_path
+from train.console import QUIET_S
 from train.data import prepare
 from train.data.data_paths import NO_BUNDLE, data_dir
 from train.data.manifest import DataError
@@ -106,7 +108,21 @@ def validate(trained: Trained, world: World) -> Validation:
         refuse_other_shards(trained, sources)
         lengths = padded_lengths(vocabulary, config)
         evaluator = Evaluator(config, sources, lengths, world, vocabulary.end_of_text, held_out)
-    found = evaluator(trained.model, full=True)
+    total = len(evaluator.list_batches(full=True))
+    done = itertools.count(1)
+    said_at = time.monotonic()
+
+    def progress(what: str) -> None:
+        nonlocal said_at
+        if what != "batch":
+            return
+        number = next(done)
+        if time.monotonic() - said_at >= QUIET_S:
+            said_at = time.monotonic()
+            log.info("evaluating: %d of %d batches", number, total)
+
+    log.info("evaluating %d batches of held-out text", total)
+    found = evaluator(trained.model, full=True, progress=progress)
     assert found  # only the end of the process interrupts it
     return found
 

@@ -16,8 +16,7 @@ from typing import Any
 
 import torch
 
-from record import status
-from record.default_run import choose_run
+from record.default_run import choose_run, require_run
 from record.locks import RunFolderError, is_at_work
 from record.regular_file import limit_silence
 from record.run_paths import RunPaths
@@ -205,11 +204,12 @@ def fill(model: Transformer, found: Found) -> None:
 def find(config: Config, given: Collection[str]) -> Found:
     """Find the weights. Reads all of a checkpoint to verify it. Called by one process."""
     paths = RunPaths.of(config.runs_dir, config.run_name, ROOT)  # with several sites, the first's
+    require_run(config)
     before = stored_config(paths)
-    if not before and not config.init_from and status.is_run(paths):
+    if not before and not config.init_from:
         raise no_checkpoint(paths)
     if not before:
-        return find_without_run(config, given)
+        return find_folder(config, given)
     stored = settings_of_run(paths, before)
     is_other_folder = config.init_from not in ("", stored.init_from)
     if is_other_folder and "INIT_FROM" in given and "RUN_NAME" not in given:
@@ -236,20 +236,6 @@ def find(config: Config, given: Collection[str]) -> Found:
     used = settings_for_use(config, stored, given)
     facts = before | {"attempts": before.get("attempts") or [], "checkpoint": manifest}
     return Found(used, folder, facts, stored_norm_eps(before), tokenizer)
-
-
-def find_without_run(config: Config, given: Collection[str]) -> Found:
-    """Find the weights of INIT_FROM, because there is no run. Raises RunFolderError without it."""
-    if config.init_from:
-        return find_folder(config, given)
-    paths = (ROOT / config.runs_dir).glob("*/config.json")
-    runs = sorted(path.parent.name for path in paths)
-    hint = status.suggest(RunPaths.of(config.runs_dir, config.run_name, ROOT))
-    raise RunFolderError(
-        f"RUN_NAME={config.run_name}: there is no such run in {config.runs_dir}. {hint}Its runs: "
-        f"{some(runs) or 'none'}. Choose one of them, train one with make train, fetch one from the "
-        "cluster with make fetch-run, or set INIT_FROM to a folder of weights."
-    )
 
 
 def find_export(config: Config, paths: RunPaths, stored: Config, given: Collection[str]) -> Found:

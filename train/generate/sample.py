@@ -20,8 +20,10 @@ import time
 from collections.abc import Sequence
 from typing import NoReturn
 
-from settings import SettingsError
+from record.run_paths import RunPaths
+from settings import ROOT, SettingsError
 from settings.config import Config
+from settings.resolve import name_run
 from train import console
 from train.checkpoint.manifest import CheckpointError
 from train.data import prepare
@@ -83,11 +85,13 @@ def introduce(trained: Trained) -> None:
 
 def refuse_nonfinite(trained: Trained) -> None:
     """Raise CheckpointError for the weights of a run that diverged: they make any token as likely."""
+    config = trained.config
+    named = name_run(RunPaths.of(config.runs_dir, config.run_name, ROOT).folder)
     for name, weight in trained.model.named_parameters():
         if not weight.isfinite().all():
             raise CheckpointError(
                 f"{trained.source}: {name} holds values that are infinite or NaN. Choose an earlier "
-                "checkpoint with STEP (make checkpoints lists them)."
+                f"checkpoint with STEP. `make checkpoints {named}` lists them."
             )
 
 

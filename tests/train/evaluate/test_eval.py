@@ -80,6 +80,7 @@ def test_training_records_core_and_make_eval_finds_the_same(trained):
         assert f"\n{label} " in output
     assert result["settings"]["VOCAB_SIZE"] == 512
     assert "CORE n/a, 18 of 22 tasks are missing" in output
+    assert re.search(r"evaluating \d+ batches of held-out text\n", output)
     assert "Warning" not in output
 
 
@@ -108,7 +109,7 @@ def test_without_a_bundle_the_rest_is_measured_and_the_code_says_so(trained, tmp
     assert result["val_loss"] > 0
     assert "278 bytes" in result["problems"][0]
     assert whole in [json.loads(path.read_text()) for path in (run / "eval").glob("*_until_*.json")]
-    assert "there is no such run" in evaluate(env | {"RUN_NAME": "none"}, code=78)
+    assert "There is no run " in evaluate(env | {"RUN_NAME": "none"}, code=78)
 
 
 def test_eval_tokens_that_measure_nothing_are_refused():

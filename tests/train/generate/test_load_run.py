@@ -156,7 +156,7 @@ def remove(run, pattern):
 @pytest.mark.parametrize(
     ("spoil", "command", "error", "words"),
     [
-        (None, {"run_name": "other"}, RunFolderError, "no such run in .*. Its runs: a-run. Choose"),
+        (None, {"run_name": "other"}, RunFolderError, "There is no run other in .* set INIT_FROM"),
         (None, {"step": 2}, SettingsError, "STEP=2: Run a-run has no .*There are: 3, 1"),
         ("checkpoints", {}, CheckpointError, "run a-run has no checkpoint yet"),
         ("checkpoints/*/MANIFEST.json", {}, CheckpointError, "no valid checkpoint"),

@@ -31,6 +31,6 @@ def test_the_text_is_all_there_is_on_standard_output_and_the_run_is_left_as_it_w
     assert reply.returncode == 0
     assert not reply.stdout.startswith("abcd efgh")
     refused = make(root, "sample", "RUN_NAME=other")
-    assert "there is no such run in runs. Its runs: a-run. Choose" in refused.stderr
+    assert "There is no run other in " in refused.stderr
     assert "Error 78" in refused.stderr
     assert {path: path.stat().st_mtime_ns for path in (root / "runs").rglob("*")} == before

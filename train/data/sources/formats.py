@@ -283,7 +283,7 @@ def find_text_column(path: Path, name: str, place: str) -> str:
         raise Broken(f"has no column of text (columns: {names})", "Leave it out")
     if len(texts) > 1:
         raise Broken(
-            f"has several columns of text ({', '.join(texts)})",
+            f"has several text columns: {', '.join(texts)}",
             f"Choose one: DATA={place}#{texts[0]}",
         )
     others = [kind for column, kind in found.kinds.items() if column != texts[0]]

@@ -166,7 +166,7 @@ def list_files(place: str) -> tuple[list[str], Counter[str]]:
     else:
         found = sorted(expand(place)) if glob.has_magic(place) else []
         if not found:
-            raise CorpusError(f"DATA={place}: {explain_missing(path)}")
+            raise CorpusError(f"DATA={place}: {explain_missing(place, path)}")
     names = []
     for name in drop_links(found):
         if problem := find_problem(find_path(name)):
@@ -191,17 +191,21 @@ def is_about_data(name: str) -> bool:
 READABLE = "plain text in UTF-8, JSON lines, JSON arrays or Parquet"
 
 
-def explain_missing(path: Path) -> str:
-    """Say why a path leads to no file, and what to do."""
+def explain_missing(place: str, path: Path) -> str:
+    """Say why a path leads to no file, and what to do.
+
+    place: how DATA has the path, which the message begins with.
+    """
+    where = "" if str(path) == place else f" ({path})"
     if glob.has_magic(str(path)):
-        return f"No file matches ({path}). Check the pattern, and write it in quotes."
+        return f"No file matches{where}. Check the pattern, and write it in quotes."
     if path.exists():
         is_there = "Is neither a file nor a folder"
     elif path.is_symlink():
         is_there = "Is a link that leads nowhere, or in a circle"
     else:
         is_there = "There is no such file or folder"
-    return f"{is_there} ({path}). A data set on the Hugging Face Hub is DATA=hf:OWNER/NAME."
+    return f"{is_there}{where}. A data set on the Hugging Face Hub is DATA=hf:OWNER/NAME."
 
 
 def walk_folders(folder: Path) -> Iterator[Path]:

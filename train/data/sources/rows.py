@@ -247,7 +247,9 @@ def refusal(source: Source, path: Path, name: str, kind: str, broken: Broken) ->
         place = f"{name}{separator}{broken.row + 1}"
     again = "hub" if source.kind == "hub" else "files"  # on the Hub its bytes are like this
     remedy = source.remedies.get(broken.remedy or again, broken.remedy)
-    return CorpusError(f"{place} of {source.name}: {broken}. {remedy}.")
+    if not source.place:  # DATA is named by the file itself
+        place += f" of {source.name}"
+    return CorpusError(f"{place}: {broken}. {remedy}.")
 
 
 def text_of(source: Source, value: dict[str, Any], place: str) -> tuple[str, str] | Bad:

@@ -220,7 +220,7 @@ def test_the_first_row_alone_does_not_choose_the_column(tmp_path, first):
     assert texts(tmp_path / "in", tmp_path)[1:] == [*(row["text"] for row in rows), "a story"]
 
 
-SEVERAL = "has several columns of text (body, title). Choose one: DATA={path}#body."
+SEVERAL = "has several text columns: body, title. Choose one: DATA={path}#body."
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
@@ -261,13 +261,13 @@ NO_COLUMN = b'{"n": 1}\n' * 3
         ("notes", PAGE, "Is a web or error page. Get the file again."),
         ("a.json", POINTER, "Is a git-lfs pointer, not the file that it stands for. Get the file"),
         ("notes", b"caf\xe9 " * 10, "Is not UTF-8: byte 3 is b'\\xe9 ca'. Save it in UTF-8."),
-        ("notes", b"a" * 5000 + b"\xff\xfe" * 9, "notes: row 1 of mine: is not UTF-8. Save it"),
+        ("notes", b"a" * 5000 + b"\xff\xfe" * 9, "notes: row 1: is not UTF-8. Save it"),
         ("a.csv", b"a,b\n", "Convert it to JSON lines."),
         ("a.arrow", b"ARROW1", "Convert it to Parquet"),
         ("a.csv.gz", compress(b"a,b\n", ".gz"), "Is a table"),
-        ("a.txt#body", b"text", "a.txt of mine: is plain text and has no columns. Remove #body."),
-        ("a.jsonl#n", NO_COLUMN, "jsonl:1 of mine: has no text in its 3 rows (column 'n' is int"),
-        ("nothing.txt", None, "There is no such file or folder"),
+        ("a.txt#body", b"text", "a.txt: is plain text and has no columns. Remove #body."),
+        ("a.jsonl#n", NO_COLUMN, "jsonl:1: has no text in its 3 rows (column 'n' is int"),
+        ("nothing.txt", None, "nothing.txt: There is no such file or folder. A data set"),
         (".", None, "Holds no plain text"),
         ("*.bz2", None, "No file matches"),
         ("link", None, "Is a link that leads nowhere, or in a circle"),
@@ -484,11 +484,11 @@ def test_json_that_cannot_be_taken_as_it_is_is_refused_by_line(tmp_path, name, c
     write(tmp_path, {name: content})
     for column in ("", "#text"):
         message = refusal(texts, f"{tmp_path / name}{column}", tmp_path)
-        assert message.startswith(f"{tmp_path / name}:{row} of mine: ") and word in message
+        assert message.startswith(f"{tmp_path / name}:{row}: ") and word in message
     array = b"[" + LINES.replace(b"}\n", b"},\n") + b'{"text": "x", "text": "y"}]'
     write(tmp_path, {name: array})
     message = refusal(texts, tmp_path / name, tmp_path)
-    assert message.startswith(f"{tmp_path / name}: row 6 of mine: ") and "(line 6)" in message
+    assert message.startswith(f"{tmp_path / name}: row 6: ") and "(line 6)" in message
 
 
 @pytest.mark.parametrize("column", ["text", "content", "Text"])
