@@ -29,6 +29,7 @@ from record.durable import make_printable, write_whole
 from record.locks import take_lock
 from settings import SettingsError
 from settings.config import Config
+from settings.resolve import take_words
 from train.console import for_terminals, start_logging
 from train.data import data_paths
 from train.data.data_paths import (
@@ -427,6 +428,7 @@ def main(argv: Sequence[str]) -> int:
     start_logging()
 
     def work() -> None:
+        take_words(argv, ("data", "verify"))
         config = Config.load()
         if "verify" in argv:
             verify(config)

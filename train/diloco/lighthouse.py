@@ -16,6 +16,7 @@ import signal
 import sys
 import tempfile
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from record.run_paths import RunPaths
 from settings import ROOT, SettingsError
 from settings.addresses import is_loopback, join_address, split_address
 from settings.config import Config
+from settings.resolve import take_words
 from train import timeouts
 from train.distributed.pod import in_pod
 
@@ -35,13 +37,14 @@ LOOK_S = 2.0  # between two looks at whether the run is over
 DEFAULT = "127.0.0.1:29510"
 
 
-def main() -> int:
+def main(words: Sequence[str] = ()) -> int:
     """Serve to the end. Returns the exit code: 0, or 143 in a pod whose run is not over."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     try:
+        take_words(words)
         config = Config.load()
         since_ns = mark_begin() if in_pod() else 0
         servers = serve(config)
@@ -153,4 +156,4 @@ def mark_begin() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
