@@ -5,8 +5,9 @@ import os
 import re
 import socket
 from collections.abc import Iterable
+from io import BufferedWriter
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import TextIO
 
 from record.durable import make_printable
 from record.regular_file import only_regular, open_regular
@@ -23,7 +24,7 @@ class RunFolderError(ExpectedError):
     """The run folder cannot be used; the message says why and what to do."""
 
 
-def open_console(path: Path) -> BinaryIO:
+def open_console(path: Path) -> BufferedWriter:
     """Open the console log of a detached run to append to it. Raises RunFolderError if it is no regular file."""
     try:
         return open(path, "ab", opener=only_regular)

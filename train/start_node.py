@@ -222,7 +222,10 @@ class Node(Launcher):
         assert threading.active_count() == 1  # a fork takes no other along
         ignore_hangup()  # before the terminal can be gone
         sys.stdout.flush()
-        with locks.open_console(self.paths.console_log) as console, open(os.devnull) as nothing:
+        with (
+            locks.open_console(self.paths.console_log) as console,
+            open(os.devnull, "rb") as nothing,
+        ):
             if os.fork():
                 named = name_run(self.paths.folder)
                 say(f"training in the background: make status, make attach, make stop ({named})")
