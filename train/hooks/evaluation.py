@@ -189,7 +189,7 @@ class Evaluation(Hook):
     def after_load(
         self, job: "Job", manifest: Mapping[str, Any], tensors: dict[str, Tensor]
     ) -> None:
-        self.validation.last_at = manifest["evaluated_at"]
+        self.validation.last_at = manifest.get("evaluated_at", 0)
         self.validation_loss = manifest.get("val_loss")
         self.core_score.last_at = manifest.get("core_at", 0)
 
