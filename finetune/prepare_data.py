@@ -24,7 +24,7 @@ from finetune.template import Template
 from record import number_formats
 from settings import ROOT, SettingsError, explain_error, tuning_rules
 from settings.config import Config
-from settings.resolve import set_target
+from settings.resolve import set_target, take_words
 from settings.terminal import complain
 from train.data.data_paths import data_dir
 from train.data.sources.source import CorpusError
@@ -179,6 +179,7 @@ def planned() -> tuple[int, str]:
 def main(argv: Sequence[str] = ()) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     try:
+        take_words(argv, (BEFORE_TRAINING,))
         c = tuning_settings.load_settings()
         was_here, folder = origin.is_here(c), origin.bring(c)
         if BEFORE_TRAINING in argv and not was_here:

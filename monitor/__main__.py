@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
@@ -17,6 +18,7 @@ from k8s.cluster.where import decide
 from monitor.watch import NO_RUN, NoRun, View, Watcher, unreadable, watcher_of
 from record.default_run import choose_run
 from settings import SettingsError, explain_error
+from settings.resolve import take_words
 from settings.terminal import complain
 
 TICK_S = 1.0  # between two drawings: ages go on between two looks
@@ -24,9 +26,10 @@ NOTICE_S = 0.1  # between two looks whether a signal has come
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def main() -> int:
+def main(words: Sequence[str] = ()) -> int:
     """Returns the exit code."""
     try:
+        take_words(words)
         place = decide(chosen=choose_run(with_sent=True))
         if place.config.alert_cmd:
             from monitor.alert import command_of
@@ -195,4 +198,4 @@ def told_to_stop(number: int, _: FrameType | None) -> None:
 if __name__ == "__main__":
     for told in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(told, told_to_stop)
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -160,7 +160,7 @@ def check_and_run(asked: Asked) -> int:
 def detached(job: TextIO, paths: RunPaths) -> int:
     """The same again, apart from the terminal."""
     job.close()
-    with open(paths.console_log, "ab") as console:
+    with locks.open_console(paths.console_log) as console:
         subprocess.Popen(
             [sys.executable, "-m", "pipeline"],
             cwd=ROOT,

@@ -5,11 +5,12 @@ import os
 import re
 import socket
 from collections.abc import Iterable
+from io import BufferedWriter
 from pathlib import Path
 from typing import TextIO
 
 from record.durable import make_printable
-from record.regular_file import open_regular
+from record.regular_file import only_regular, open_regular
 from record.run_paths import RunPaths
 from record.wait import wait
 from settings import ExpectedError
@@ -21,6 +22,16 @@ HOLDER = re.compile(r"pid (\d+) on ([^\s:]+)")
 
 class RunFolderError(ExpectedError):
     """The run folder cannot be used; the message says why and what to do."""
+
+
+def open_console(path: Path) -> BufferedWriter:
+    """Open the console log of a detached run to append to it. Raises RunFolderError if it is no regular file."""
+    try:
+        return open(path, "ab", opener=only_regular)
+    except OSError as error:
+        raise RunFolderError(
+            f"{path}: {error.strerror}. Move it away and run the same command, or leave DETACH out."
+        ) from None
 
 
 class RunIsHeld(RunFolderError):

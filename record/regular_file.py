@@ -77,21 +77,26 @@ def open_descriptor(path: Path, follow: bool = True) -> int:
 
     follow: whether the path itself may be a symbolic link.
     """
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    flags = os.O_RDONLY
     if not follow:
         flags |= os.O_NOFOLLOW
+    descriptor = only_regular(path, flags)
+    note_read()
+    return descriptor
+
+
+def only_regular(path: str | Path, flags: int) -> int:
+    """Open a regular file without waiting: the `opener` of `open`. Raises OSError, also if it is anything else."""
     try:
-        descriptor = os.open(path, flags)
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     except OSError as error:
-        if error.errno in (errno.ENXIO, errno.ENODEV) or (
-            not follow and error.errno == errno.ELOOP
-        ):
+        is_refused_link = flags & os.O_NOFOLLOW and error.errno == errno.ELOOP
+        if is_refused_link or error.errno in (errno.ENXIO, errno.ENODEV):
             raise not_regular(path) from None
         raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise not_regular(path)
-    note_read()
     return descriptor
 
 
@@ -107,5 +112,5 @@ def is_file_name(name: str) -> bool:
     return name not in ("", ".", "..") and "/" not in name and "\0" not in name
 
 
-def not_regular(path: Path) -> OSError:
+def not_regular(path: str | Path) -> OSError:
     return OSError(errno.EINVAL, "is not a regular file", str(path))

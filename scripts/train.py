@@ -1,6 +1,6 @@
 """Train on this machine: check settings, machine and plan, then start this node of the run.
 
-python -m scripts.train [WORD...]
+python -m scripts.train [WORD...] [NAME=value...]
 
 finetune    fine-tune MODEL on DATA instead of pretraining
 node        one of several machines: NODES=1 is refused
@@ -16,11 +16,12 @@ from settings import SettingsError, explain_error, targets
 from settings.checks import PRETRAINING
 from settings.config import Config
 from settings.declare import format_value
-from settings.resolve import resolve, set_target
+from settings.resolve import resolve, set_target, take_words
 from train.children import Children, complain, say
 from train.launcher import NOTHING_TRAINED
 from train.start_node import FINETUNE, PRETRAIN, Node, Workload
 
+WORDS = ("finetune", "node", "2xh100")
 DEFAULTS = {
     "finetune": targets.TARGET_DEFAULTS["finetune"],
     "2xh100": targets.TARGET_DEFAULTS["train-2xh100"],
@@ -37,7 +38,11 @@ def name_target(words: list[str]) -> str:
 
 
 def load(words: list[str], workload: Workload) -> Config:
-    """Load the settings with the target's own defaults, which this process's children get too."""
+    """Load the settings with the target's own defaults, which this process's children get too.
+
+    Raises SettingsError, also for a word that is none.
+    """
+    take_words(words, WORDS)
     defaults: dict[str, str] = {}
     for word in words:
         defaults |= DEFAULTS.get(word, {})

@@ -401,6 +401,31 @@ def set_target(target: str) -> None:
     os.environ.setdefault("MAKE_TARGET", target)
 
 
+def take_words(words: Collection[str], known: Collection[str] = ()) -> None:
+    """Take NAME=value words as settings of the command line, as make does, for the processes it starts too.
+
+    Args:
+        words: what was typed after the name of a module.
+        known: words of that module, which are not settings.
+
+    Raises:
+        SettingsError: a word is neither.
+    """
+    names = os.environ.get("MAKE_SETTINGS", "").split()
+    problems = []
+    for word in words:
+        name, equals, text = word.partition("=")
+        if equals and name.isidentifier():
+            os.environ[name] = text
+            names.append(name)
+        elif word not in known:
+            problems.append(f"{word}: Must be {' or '.join(['NAME=value', *known])}.")
+    if problems:
+        raise SettingsError(problems)
+    if names:
+        os.environ["MAKE_SETTINGS"] = " ".join(names)
+
+
 def find_explicit() -> set[str]:
     """Return the settings that somebody gave for this command, or for all in an env file."""
     return resolve().explicit

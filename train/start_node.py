@@ -20,6 +20,7 @@ from typing import Any, TextIO
 from record import locks
 from record.exit_codes import BAD_DATA, BAD_SETTING, DONE, INTERRUPTED, NODES_MISSING
 from record.locks import RunFolderError, RunIsHeld
+from record.regular_file import only_regular
 from record.run_paths import list_checkpoints
 from record.wait import wait
 from settings import ROOT
@@ -76,8 +77,12 @@ class Node(Launcher):
             complain(self.describe_holder())
             return NODES_MISSING if in_pod() else BAD_DATA
         with job:
-            if self.config.detach and not self.detach():
-                return DONE
+            try:
+                if self.config.detach and not self.detach():
+                    return DONE
+            except RunFolderError as error:
+                complain(str(error))
+                return BAD_DATA
             if in_pod():
                 self.start_sampler()
                 # It reports on this machine in the pod's log.
@@ -216,11 +221,17 @@ class Node(Launcher):
 
         Returns:
             Whether this is that process.
+
+        Raises:
+            RunFolderError: the console log cannot be written.
         """
         assert threading.active_count() == 1  # a fork takes no other along
         ignore_hangup()  # before the terminal can be gone
         sys.stdout.flush()
-        with open(self.paths.console_log, "ab") as console, open(os.devnull) as nothing:
+        with (
+            locks.open_console(self.paths.console_log) as console,
+            open(os.devnull, "rb") as nothing,
+        ):
             if os.fork():
                 named = name_run(self.paths.folder)
                 say(f"training in the background: make status, make attach, make stop ({named})")
@@ -238,7 +249,7 @@ class Node(Launcher):
         log = self.paths.gpu_log
         try:
             log.parent.mkdir(parents=True, exist_ok=True)
-            with open(log, "ab") as file:
+            with open(log, "ab", opener=only_regular) as file:
                 sampler = self.start_sidecar(
                     "monitor.gpu_sampler",
                     "--follow",

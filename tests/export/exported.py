@@ -10,7 +10,7 @@ import torch
 
 from export import convert as command
 from settings.config import Config
-from tests.train.checkpoint.test_checkpoint import ALONE, go_on, save
+from tests.train.checkpoint.test_checkpoint import ALONE, go_on, save, states_of
 from train.data.tokenizer import load
 from train.model.model import Transformer, build
 from train.optim import build_optimizer
@@ -71,12 +71,13 @@ def make_run(
                     weight.uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(step))
         optimizer = build_optimizer(model, c)
         go_on(c, model, optimizer, 1)  # so that there are moments
+        data = states_of(step)["data"]
         save(
             folder / "checkpoints",
             step,
             model,
             optimizer,
-            {"tokens": step * c.batch_tokens, "data": {"step": step, "tokenizer_sha256": sha256}},
+            {"tokens": step * c.batch_tokens, "data": data | {"tokenizer_sha256": sha256}},
         )
         models[step] = model.eval()
     attempt = {

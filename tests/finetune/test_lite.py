@@ -20,7 +20,7 @@ from tests.finetune.models import as_rank, models, opened, theirs
 from tests.finetune.test_hf_model import packed
 from tests.finetune.test_training import LORA, chats, env_of, finetune, losses, records
 from tests.processes import run_ranks
-from tests.train.checkpoint.test_checkpoint import ALONE
+from tests.train.checkpoint.test_checkpoint import ALONE, states_of
 from train.checkpoint import find
 from train.checkpoint.manifest import CheckpointError
 from train.checkpoint.saver import Saver
@@ -147,7 +147,7 @@ def test_a_file_that_reads_back_otherwise_is_no_checkpoint(
         honest(tensors | {name: tensors[name] + 1e-3}, path, metadata=metadata)
 
     monkeypatch.setattr(lite, "save_file", flipped)
-    saver.start(1, model, Optimizer([]), {})
+    saver.start(1, model, Optimizer([]), states_of(1))
     saver.wait()
     ended = saver.poll()
     assert ended and re.search(
@@ -168,7 +168,7 @@ def test_adapters_of_another_shape_are_refused(
 ) -> None:
     c, model = opened(models["llama"], ALONE, LORA_RANK=4, CHECKPOINT_MODE="lite")
     saver = saver_of(tmp_path, c, models["llama"])
-    saver.start(1, model, Optimizer([]), {})
+    saver.start(1, model, Optimizer([]), states_of(1))
     saver.wait()
     other_c, other = opened(models["llama"], ALONE, **{"LORA_RANK": "4", **settings})
     with pytest.raises(CheckpointError, match=words):
@@ -219,7 +219,7 @@ def save_as_rank(rank: int, size: int, folder: str, found: str, settings: dict[s
         if name in ("gather", "all_gather", "broadcast"):
             continue  # what the others are made of
         setattr(dist, name, counting(name, getattr(dist, name)))
-    saver.start(1, model, optimizer, {})
+    saver.start(1, model, optimizer, states_of(1))
     saver.wait()
     ended = saver.poll()
     distributed.broadcast_object(None)  # some do not write

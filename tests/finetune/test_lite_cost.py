@@ -22,7 +22,7 @@ from finetune.weights import put
 from tests.finetune.models import models, opened, theirs
 from tests.finetune.test_hf_model import packed
 from tests.finetune.test_lite import LITE, writer
-from tests.train.checkpoint.test_checkpoint import ALONE
+from tests.train.checkpoint.test_checkpoint import ALONE, states_of
 from train.checkpoint.saver import Saver
 from train.distributed.world import World
 from train.optim import Optimizer, build_optimizer
@@ -142,7 +142,7 @@ def saved_bytes(folder: Path, model_folder: Path, **settings: Any) -> int:
     saver = Saver(folder, c, ALONE, 10**7)
     if settings.get("CHECKPOINT_MODE"):
         saver.lite = writer(c, model_folder)
-    saver.start(1, model, optimizer, {})
+    saver.start(1, model, optimizer, states_of(1))
     saver.wait()
     ended = saver.poll()
     assert ended and ended.problem is None
@@ -208,7 +208,7 @@ def test_an_adapter_that_is_damaged_is_refused(
     c, model = opened(models["llama"], ALONE, LORA_RANK=4, CHECKPOINT_MODE="lite")
     saver = Saver(tmp_path, c, ALONE, 10**7)
     saver.lite = writer(c, models["llama"])
-    saver.start(1, model, Optimizer([]), {})
+    saver.start(1, model, Optimizer([]), states_of(1))
     saver.wait()
     folder = tmp_path / "step_0000001"
     before = {name: weight.clone() for name, weight in adapters_of(model).items()}
@@ -225,7 +225,7 @@ def test_what_is_not_finite_is_not_written(models: dict[str, Path], tmp_path: Pa
     saver.lite = writer(c, models["llama"])
     with torch.no_grad():
         list(adapters_of(model).values())[1][0, 0] = math.nan
-    saver.start(1, model, Optimizer([]), {})
+    saver.start(1, model, Optimizer([]), states_of(1))
     saver.wait()
     ended = saver.poll()
     assert ended and "holds numbers that are not finite" in str(ended.problem)
@@ -241,7 +241,7 @@ def test_those_of_adapters_do_not_push_the_full_ones_out(
     saver = Saver(tmp_path, c, ALONE, 10**7)
     saver.lite = writer(c, models["llama"])
     for step in range(1, 9):
-        saver.start(step, model, build_optimizer(model, c), {})
+        saver.start(step, model, build_optimizer(model, c), states_of(step))
         saver.wait()
         ended = saver.poll()
         assert ended and ended.problem is None

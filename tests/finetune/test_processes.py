@@ -18,7 +18,7 @@ from tests.finetune.models import as_rank, models, opened, whole, write_model
 from tests.finetune.test_hf_model import packed
 from tests.finetune.test_lite import LITE, writer
 from tests.processes import run_ranks
-from tests.train.checkpoint.test_checkpoint import ALONE
+from tests.train.checkpoint.test_checkpoint import ALONE, states_of
 from train.checkpoint.saver import Saver
 from train.distributed import world as distributed
 from train.distributed.world import World
@@ -46,7 +46,7 @@ def trained(folder: Path, place: Path, world: World, settings: dict[str, str]) -
         losses.append(nats.item())
     saver = Saver(place / "checkpoints", c, world, 10**7)
     saver.lite = writer(c, folder)
-    saver.start(1, model, optimizer, {})
+    saver.start(1, model, optimizer, states_of(1))
     saver.wait()
     ended = saver.poll()
     distributed.broadcast_object(None)

@@ -266,7 +266,7 @@ def write_checkpoint(run: Path, step: int, size: int = 3000) -> Path:
     """A checkpoint in the form of train/checkpoint/checkpoint.py, by an own hand."""
     folder = run / "checkpoints" / f"step_{step:07d}"
     folder.mkdir(parents=True)
-    parts = {"model.a": ("__0_0.distcp", size), "model.b": ("__1_0.distcp", size)}
+    parts = {"model.a": ("__0_0.distcp", size // 4), "model.b": ("__1_0.distcp", size // 4)}
     files = {
         ".metadata": metadata_pickle.dumps(metadata_pickle.metadata(parts)),
         "__0_0.distcp": os.urandom(size),
@@ -277,6 +277,7 @@ def write_checkpoint(run: Path, step: int, size: int = 3000) -> Path:
     manifest: dict[str, Any] = {
         "schema": 2,
         "step": step,
+        "data": {"step": step, "gaps": [], "fingerprint": "0123-4567-89ab", "opened": {}},
         "files": {
             name: [len(content), xxhash.xxh3_64(content).hexdigest()]
             for name, content in files.items()

@@ -485,4 +485,4 @@ def test_checkpoints_are_listed_with_what_is_wrong_with_them(
     assert states["step_0003000"].endswith("damaged: __0_0.distcp has 5 bytes, not 3000")
     assert states["step_0004000"].endswith("damaged: MANIFEST.json is missing or cannot be read")
     assert states["step_0005000.tmp-1234"].endswith("being written, or left by a killed save")
-    assert states["step_0001000"].split()[1:4] == ["1000", "7.96", "kB"]
+    assert states["step_0001000"].split()[1:4] == ["1000", "8.06", "kB"]

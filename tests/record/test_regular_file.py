@@ -1,6 +1,7 @@
 """record/regular_file.py: what a copied folder may hold in the place of a file is refused, and nothing waits."""
 
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from record import regular_file
-from record.regular_file import is_file_name, open_inside, open_regular
+from record.regular_file import is_file_name, only_regular, open_inside, open_regular
 from settings import ROOT
 
 ELSEWHERE = Path(__file__)
@@ -29,6 +30,22 @@ def test_what_is_no_file_is_refused_at_once(tmp_path, name):
     for read in (lambda: open_regular(tmp_path / "file"), lambda: open_inside(tmp_path, "file")):
         with pytest.raises(OSError, match=r"file|regular|directory"):
             read()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["a pipe", "a folder", "a device", "a link to a pipe"])
+def test_nothing_is_appended_to_what_is_no_file(tmp_path, name):
+    OTHERS[name](tmp_path / "file")
+    with pytest.raises(OSError, match=r"regular|directory"):
+        only_regular(tmp_path / "file", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+
+def test_a_file_is_made_and_appended_to(tmp_path):
+    for content in (b"a", b"ab"):
+        with open(tmp_path / "file", "ab", opener=only_regular) as file:
+            file.write(b"ab"[len(content) - 1 : len(content)])
+        assert (tmp_path / "file").read_bytes() == content
+    assert not (tmp_path / "file").stat().st_mode & stat.S_IXUSR
 
 
 def test_a_file_is_read_and_a_link_where_somebody_has_named_it(tmp_path):
@@ -53,7 +70,10 @@ import time
 from pathlib import Path
 from record import regular_file
 regular_file.LOOK_S = 0.01
-with regular_file.limit_silence(Path("/mnt/runs"), 0.2):
+def report(code, reason):
+    print("reported", code, reason, flush=True)
+
+with regular_file.limit_silence(Path("/mnt/runs"), 0.2, report):
     time.sleep(250)
 """
 
@@ -63,6 +83,7 @@ def test_a_disk_that_does_not_answer_is_named(tmp_path):
         [sys.executable, "-c", SILENT], cwd=ROOT, capture_output=True, text=True, timeout=200
     )
     assert done.returncode == 71 and "/mnt/runs: reading it has made no progress" in done.stderr
+    assert done.stdout == f"reported 71 {done.stderr}"
 
 
 def test_what_is_read_is_progress(tmp_path, monkeypatch):

@@ -2,13 +2,15 @@
 
 import os
 import re
+import subprocess
+import sys
 
 import pytest
 
-from scripts.train import name_target
-from settings import ROOT
+from scripts.train import load, name_target
+from settings import ROOT, SettingsError
 from settings.config import SETTINGS
-from settings.resolve import build_environment, resolve, set_target
+from settings.resolve import build_environment, find_explicit, resolve, set_target
 from settings.targets import (
     ALL_SETTINGS,
     DRY_RUN,
@@ -23,6 +25,7 @@ from settings.targets import (
 from settings.targets import TARGETS as DECLARED
 from tests.settings.test_make import MAKEFILE, TARGETS
 from tests.settings.test_sources import root, typed
+from train import start_node
 
 __all__ = ["root"]
 
@@ -203,6 +206,33 @@ def test_a_dry_run_is_never_the_real_one(root, source):
         problems = resolve({"MAKE_TARGET": target, "PRESET": "tiny", **environ}, root).problems
         refusals = [problem for problem in problems if problem.startswith("DRY_RUN (")]
         assert len(refusals) == (target not in DRY_RUN), target
+
+
+def test_a_module_takes_settings_from_its_command_line(monkeypatch):
+    monkeypatch.setattr(os, "environ", os.environ | {"MAX_STEPS": "5"})
+    config = load(["RUN_NAME=zz", "node", "MAX_STEPS=7", "DATA_MIX="], start_node.PRETRAIN)
+    assert (config.run_name, config.max_steps) == ("zz", 7)
+    assert find_explicit() >= {"RUN_NAME", "MAX_STEPS"}
+    assert os.environ["MAX_STEPS"] == "7"  # for the processes that it starts
+    for words, problem in (
+        (["MAX_STEPS=x"], "MAX_STEPS=x (command line)"),
+        (["MAX_STEP=7"], "MAX_STEP (command line)"),
+        (["nodes"], "nodes: Must be NAME=value or finetune or node"),
+        (["--nodes=2"], "--nodes=2: Must be NAME=value"),
+    ):
+        with pytest.raises(SettingsError) as raised:
+            load(words, start_node.PRETRAIN)
+        assert raised.value.exit_code == 64 and problem in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "module", ["scripts.train", "finetune.prepare_data", "train.data.prepare", "monitor"]
+)
+def test_a_module_refuses_a_word_that_is_none(module):
+    done = subprocess.run(
+        [sys.executable, "-m", module, "no-word"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 64 and "no-word: Must be NAME=value" in done.stdout + done.stderr
 
 
 def test_of_several_targets_one_must_use_a_setting(root):

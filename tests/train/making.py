@@ -78,7 +78,7 @@ def make_job(config: Config, folder: Path, *hooks, **facts) -> Job:
         "optimizer": build_optimizer(model, config),
         "loader": Samples(config),
         "data_fingerprint": "",
-        "identity": Identity("made", {}, []),
+        "identity": Identity("made", {}, ["made"], []),
         "vocabulary": SimpleNamespace(sha256=""),
         "recorder": Recorder(paths, True, 0, config.last_step, 5),
         "status": Status(paths.status, True),

@@ -11,6 +11,7 @@ import time
 import pytest
 
 from tests.running import ROOT, wait_for, wait_until
+from train.start_node import ignore_hangup
 
 # Runs a child that reports each SIGTERM, and sends the launcher's process the signals of argv first.
 PARENT = """
@@ -27,10 +28,10 @@ print("ended", code, children.stop_requested, flush=True)
 COUNTS = 'trap "echo stopped" TERM; echo ready; for i in $(seq 300); do sleep 0.1; done'
 
 
-def start(out, script, *signals):
+def start(out, script, *signals, **popen):
     command = [sys.executable, "-c", PARENT, script, *map(str, signals)]
     with open(out, "w") as file:
-        return subprocess.Popen(command, cwd=ROOT, stdout=file, start_new_session=True)
+        return subprocess.Popen(command, cwd=ROOT, stdout=file, start_new_session=True, **popen)
 
 
 @pytest.mark.parametrize(("script", "ended"), [("exit 64", 64), ("kill -9 $$", 137)])
@@ -57,6 +58,13 @@ def test_a_signal_becomes_a_sigterm_of_the_child(tmp_path, number):
 def test_a_request_before_there_is_a_child_reaches_it(tmp_path):
     start(tmp_path / "out", "sleep 60", signal.SIGTERM).wait(60)
     assert (tmp_path / "out").read_text() == "answered\nended 143 True\n"
+
+
+def test_a_signal_that_was_ignored_before_stays_ignored(tmp_path):
+    """As SIGHUP by a detached run, which must outlive its terminal."""
+    process = start(tmp_path / "out", "exit 3", signal.SIGHUP, preexec_fn=ignore_hangup)
+    process.wait(60)
+    assert (tmp_path / "out").read_text() == "ended 3 False\n"
 
 
 DEAF = f"trap 'echo interrupted' INT; {COUNTS}"

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shutil
 import signal
 import sys
 
@@ -47,6 +48,21 @@ def test_a_signal_saves_and_the_same_command_goes_on(trial, undisturbed, number)
     assert trial.saved == [state["step"]]
     assert f"resumed from step_{state['step']:07d}" in trial.train()
     assert trial.losses == undisturbed.losses and trial.has_tensors_of(undisturbed, 40)
+
+
+def test_a_checkpoint_of_a_copy_of_a_run_is_refused_by_name(trial):
+    trial.train(MAX_STEPS=4)
+    copy = trial.run.with_name("copy")
+    shutil.copytree(trial.run, copy)
+    trial.train(RUN_NAME="copy", MAX_STEPS=8, LEARNING_RATE=0.004)  # a copy continues alone
+    newest = trial.run / "checkpoints" / "step_0000008"
+    shutil.copytree(copy / "checkpoints" / newest.name, newest)
+    out = trial.train(MAX_STEPS=12, code=78)
+    assert f"{newest}: is of a copy of this run, with LEARNING_RATE=0.004 (here " in out
+    shutil.rmtree(newest)
+    out = trial.train(MAX_STEPS=12, LEARNING_RATE=0.005)
+    assert "resumed from step_0000004" in out and "changed since then: LEARNING_RATE=0.005" in out
+    trial.train(MAX_STEPS=16, LEARNING_RATE=0.005)  # from a checkpoint of the second attempt
 
 
 @pytest.mark.slow

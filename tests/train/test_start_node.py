@@ -286,6 +286,14 @@ def test_a_detached_run_outlives_its_shell_and_refuses_a_second_start(env, tmp_p
     assert log.count("run: -m train.data.prepare") == 1 and "\0" not in log
 
 
+def test_a_detached_run_refuses_a_console_log_that_is_no_file(env, tmp_path):
+    console = tmp_path / "runs" / "x" / "console.log"
+    console.parent.mkdir(parents=True)
+    os.mkfifo(console)
+    code, out = train(env, DETACH="1")
+    assert code == 78 and f"{console}: is not a regular file. Move it away" in out
+
+
 def test_a_job_that_prepares_data_is_known_to_status_and_stopped_by_stop(env, tmp_path):
     def show(command):
         status = [sys.executable, "-m", "record.status", command]

@@ -7,6 +7,8 @@ import sys
 import pytest
 
 from tests.running import ROOT, wait_for
+from train.distributed.signed_http import listen
+from train.torchrun import Nodes
 
 WORKER = """
 import os, time
@@ -37,3 +39,12 @@ def test_torchrun_tells_of_failures_and_not_of_a_stop(tmp_path, is_stopped):
         assert err == ""
     else:
         assert "failed (exitcode: 3)" in err and "master_addr" not in err
+
+
+@pytest.mark.parametrize(("address", "is_open"), [("0.0.0.0", True), ("127.0.0.1", False)])
+def test_a_store_that_listens_on_all_addresses_is_named(capfd, monkeypatch, address, is_open):
+    monkeypatch.delenv("K8S_NODE", raising=False)
+    with listen(address, 0) as taken:
+        port = taken.getsockname()[1]
+    Nodes(address, port, rank=0, world_size=1, run_id="run", timeout=60).next_rendezvous()
+    assert (f"MASTER_ADDR={address} is a name, or no address" in capfd.readouterr().err) is is_open

@@ -1,7 +1,10 @@
 """Which run a checkpoint is of: an id in config.json and in each manifest, and the settings that shape training.
 
-The id is random and made once per run, so a copy of the whole folder is still that run. Each site
-of SYNC=diloco has a folder of its own, with an id of its own.
+The id is random and made once per run, so a copy of the whole folder is still that run. Each attempt
+has an id, too. config.json lists those of the run before its first step, and a checkpoint names the one
+that wrote it. Of a copy that went its own way, a checkpoint is refused: this run has made no such attempt.
+
+Each site of SYNC=diloco has a folder of its own, with ids of its own.
 """
 
 import contextlib
@@ -33,35 +36,41 @@ class Identity:
     """The identity of a run, the same on all ranks.
 
     Attributes:
+        attempts: ids of the attempts at this run, this one last.
         adopted: hashes of the manifests without an identity that are this run's, which began
             before there were identities. None until they have been looked for.
     """
 
     id: str
     settings: dict[str, Any]
+    attempts: list[str]
     adopted: list[str] | None = None
 
     @classmethod
     def of(cls, before: Mapping[str, Any], config: Config, new_id: str = "") -> "Identity":
-        """Return the identity in the config.json of earlier attempts; without one, that with `new_id`."""
+        """Return the identity in the config.json of earlier attempts; without one, that with `new_id`.
+
+        new_id: of the attempt that begins; "" for a command that only reads.
+        """
         values = config.values()
         settings = {name: values[name] for name in SHAPES_A_RUN}
-        stored = before.get("identity")
-        if stored:
-            # Of an edited file, no checkpoint is accepted: that names it.
-            return cls(str(stored.get("id")), settings, stored.get("adopted", []))
-        return cls(new_id, settings)
+        stored = before.get("identity") or {"id": new_id, "adopted": None}
+        attempts = list(stored.get("attempts", []))
+        if new_id:
+            attempts.append(new_id)
+        # Of an edited file, no checkpoint is accepted: that names it.
+        return cls(str(stored.get("id")), settings, attempts, stored.get("adopted", []))
 
     def stored(self) -> dict[str, Any]:
         """Return what config.json has of it."""
-        return {"id": self.id, "adopted": self.adopted}
+        return {"id": self.id, "attempts": self.attempts, "adopted": self.adopted}
 
     def of_checkpoint(self) -> dict[str, Any]:
         """Return what a manifest has of it."""
-        return {"id": self.id, "settings": self.settings}
+        return {"id": self.id, "attempt": self.attempts[-1], "settings": self.settings}
 
     def check(self, folder: Path, manifest: Mapping[str, Any]) -> None:
-        """Raise CheckpointError if a checkpoint is of another run."""
+        """Raise CheckpointError if a checkpoint is of another run, or of a copy of this one."""
         theirs = manifest.get("run")
         if theirs is None:
             if self.adopted is not None and manifest["hash"] not in self.adopted:
@@ -74,6 +83,13 @@ class Identity:
             if self.adopted is None:
                 what += " (or config.json lost its `identity`: then restore that file from a copy)"
             raise other_run(folder, what)
+        if theirs.get("attempt") not in self.attempts:
+            difference = describe_difference(theirs["settings"], self.settings)
+            raise other_run(
+                folder,
+                f"of a copy of this run{difference}: the attempt that wrote it is not in config.json "
+                "(or that file is an earlier copy: then restore the last one)",
+            )
         refusals, _ = compare_with_stored(theirs["settings"], self.settings)
         if refusals:
             raise CheckpointError(f"{folder}: does not fit this run. {' '.join(refusals)}")

@@ -64,8 +64,9 @@ def parse_manifest(content: bytes, name: str) -> dict[str, Any]:
             "version that wrote it, or choose another RUN_NAME"
         )
     check_names(manifest["files"])
-    if manifest["step"] != step_of_checkpoint(name):
+    if take(manifest, "step", int) != step_of_checkpoint(name):
         raise ValueError(f"it is of step {manifest['step']}: the folder is a copy, or was renamed")
+    check_states(manifest)
     return manifest
 
 
@@ -78,6 +79,71 @@ def check_names(files: dict[str, Any]) -> None:
             raise ValueError(f"{name!r} is not the name of a file in its folder")
     if tensor_list.FILE not in files and files.keys() != set(LITE):
         raise ValueError(f"it does not list {tensor_list.FILE}")
+
+
+def check_states(manifest: dict[str, Any]) -> None:
+    """Check the form of everything that a resume reads in a manifest. Raises DAMAGE.
+
+    The hash has no key, so somebody who edits a manifest can write a hash that fits.
+    """
+    data = take(manifest, "data", dict)
+    if take(data, "step", int) != manifest["step"]:
+        raise ValueError(f"its data is of step {data['step']}")
+    take(data, "fingerprint", str)
+    check_pairs(data, "gaps")
+    for shards in take(data, "opened", dict).values():
+        take(shards, "shards", int)
+        take(shards, "digest", str)
+        take(shards, "round", bool)
+    for name in ("evaluated_at", "core_at", "tensors", "moments"):
+        if name in manifest:
+            take(manifest, name, int)
+    if "val_loss" in manifest:
+        take(manifest, "val_loss", int, float, type(None))
+    is_lite = tensor_list.FILE not in manifest["files"]
+    if manifest.get("mode") != ("lite" if is_lite else None):
+        raise ValueError(f"its mode is {manifest.get('mode')!r}, which does not fit its files")
+    if "guard" in manifest:
+        check_guard(take(manifest, "guard", dict))
+    if "sites" in manifest:
+        sites = take(manifest, "sites", dict)
+        for name in ("exchanges", "turn", "base", "finished"):
+            take(sites, name, int)
+        if "away" in sites:
+            check_pairs(sites, "away")
+    if "run" in manifest:
+        run = take(manifest, "run", dict)
+        take(run, "id", str)
+        take(run, "attempt", str)
+        take(run, "settings", dict)
+
+
+def check_guard(guard: dict[str, Any]) -> None:
+    """Check that a guard's state is windows of numbers, and counts. Raises DAMAGE."""
+    for name in guard:
+        if name not in ("loss", "grad_norm"):
+            take(guard, name, int)
+            continue
+        for value in take(guard, name, list):
+            if type(value) not in (int, float):
+                raise ValueError(f"its guard has {value!r:.40} in {name}")
+
+
+def take(states: dict[str, Any], name: str, *types: type) -> Any:
+    """Return the value of this name, which must be of one of these types. Raises DAMAGE."""
+    if name not in states:
+        raise ValueError(f"it has no {name}")
+    value = states[name]
+    if type(value) not in types:  # not isinstance: True is no step
+        raise ValueError(f"its {name} is {value!r:.40}")
+    return value
+
+
+def check_pairs(states: dict[str, Any], name: str) -> None:
+    """Check that the value of this name is a list of pairs of integers. Raises DAMAGE."""
+    for pair in take(states, name, list):
+        if [type(number) for number in pair] != [int, int]:
+            raise ValueError(f"its {name} have {pair!r:.40}")
 
 
 def load_manifest(folder: Path) -> dict[str, Any]:
@@ -121,6 +187,10 @@ def check_tensors(folder: Path, manifest: dict[str, Any]) -> None:
     files = manifest["files"]
     if missing := listed.files() - files.keys():
         raise damaged(folder, FILE, f"it does not list {min(missing)}, which holds tensors")
+    for part in listed.parts.values():
+        if part.offset + part.length > files[part.file][0]:
+            why = f"it has a part that ends after the {files[part.file][0]} bytes of {part.file}"
+            raise damaged(folder, tensor_list.FILE, why)
     for name, (size, _) in files.items():
         # A process that had no tensor to write has left an empty file.
         if size and name != tensor_list.FILE and name not in listed.files():

@@ -11,7 +11,9 @@ are and in how they pickle a member of an enumeration, and none of these is look
 """
 
 import dataclasses
+import io
 import math
+import os
 import pickle
 import re
 from collections.abc import Callable
@@ -25,6 +27,7 @@ PART = re.compile(r"__[0-9]+_[0-9]+\.distcp")
 DTYPE = re.compile(r"bool|(b?float|u?int|complex)[0-9]+\w*")
 
 MOST_VALUES = 1000  # in a tuple: a size has one per dimension, a path one per folder
+MOST_BYTES = 2**30  # of a list: a part of a tensor takes about 200
 
 Numbers = tuple[int, ...]
 
@@ -107,11 +110,11 @@ class Unpickler(pickle._Unpickler):
 
     Few bytes can make a tuple that holds another twice, which does so too, and so on. To hash it as a key
     would never end. So tuples are checked when they are made. There are no frozensets, which can be
-    nested alike.
+    nested alike, and no bytearrays, for which 9 bytes take as much memory as they ask for.
     """
 
     dispatch: ClassVar[dict[int, Callable[[Any], None]]] = dict(pickle._Unpickler.dispatch)
-    del dispatch[pickle.FROZENSET[0]]
+    del dispatch[pickle.FROZENSET[0]], dispatch[pickle.BYTEARRAY8[0]]
     for opcode in (pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3):
         dispatch[opcode[0]] = checked(dispatch[opcode[0]])
 
@@ -130,7 +133,7 @@ class Unpickler(pickle._Unpickler):
 
 @dataclasses.dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of a checkpoint. chunks: (offsets, sizes) of its parts, which cover it."""
+    """A tensor of a checkpoint. chunks: (offsets, sizes) of its parts, which tile it."""
 
     dtype: str
     shape: Numbers
@@ -161,14 +164,16 @@ class TensorList:
 def read_tensor_list(folder: Path) -> TensorList:
     """Read the list of a checkpoint's tensors. Raises OSError, ForbiddenPickle."""
     with open_inside(folder, FILE) as file:
-        try:
-            return list_tensors(Unpickler(file).load())
-        except ForbiddenPickle:
-            raise
-        except Exception as error:  # whatever a damaged pickle raises
-            raise ForbiddenPickle(
-                f"{FILE} is no list of tensors ({type(error).__name__})"
-            ) from None
+        if os.fstat(file.fileno()).st_size > MOST_BYTES:
+            raise ForbiddenPickle(f"{FILE} has more than {MOST_BYTES} bytes, as no checkpoint does")
+        content = file.read()
+    try:
+        # From memory: a read of more bytes than there are takes no memory for them.
+        return list_tensors(Unpickler(io.BytesIO(content)).load())
+    except ForbiddenPickle:
+        raise
+    except Exception as error:  # whatever a damaged pickle raises
+        raise ForbiddenPickle(f"{FILE} is no list of tensors ({type(error).__name__})") from None
 
 
 def list_tensors(root: Any) -> TensorList:
@@ -193,29 +198,56 @@ def list_tensors(root: Any) -> TensorList:
             )
         if facts.get("transform_descriptors"):
             raise ForbiddenPickle(f"{FILE} has compressed tensors, as no checkpoint does")
-        part = StoredPart(facts["relative_path"], facts["offset"], facts["length"])
+        begin, length = numbers_of((facts["offset"], facts["length"]))
+        part = StoredPart(facts["relative_path"], begin, length)
         parts[where["fqn"], numbers(where["offset"])] = part
     for key, tensor in tensors.items():
         check_tensor(key, tensor, parts)
+    check_places(parts)
     return TensorList(tensors, parts)
 
 
 def check_tensor(
     key: Any, tensor: StoredTensor, parts: dict[tuple[str, Numbers], StoredPart]
 ) -> None:
-    """Check that a tensor has a type and is there as a whole. Raises ForbiddenPickle."""
+    """Check that a tensor has a type, and that its parts tile it. Raises ForbiddenPickle.
+
+    Each part is whole rows, as FSDP2 splits tensors: they follow each other along the first dimension.
+    """
     if not isinstance(key, str) or not isinstance(tensor.dtype, str):
         raise ForbiddenPickle(f"{FILE} lists what is no tensor")
-    count = 0
-    for offsets, sizes in tensor.chunks:
+    value_bytes = count_bits(tensor.dtype) / 8
+    shape = tensor.shape or (1,)
+    row = 0
+    for offsets, sizes in sorted(tensor.chunks):
         if (key, offsets) not in parts:
             raise ForbiddenPickle(f"{FILE} does not say where {key} is")
-        ends = [offset + size for offset, size in zip(offsets, sizes, strict=True)]
-        if any(end > most for end, most in zip(ends, tensor.shape, strict=True)):
-            raise ForbiddenPickle(f"{FILE} has a part of {key} that is not in it")
-        count += math.prod(sizes)
-    if count != math.prod(tensor.shape):
-        raise ForbiddenPickle(f"{FILE} does not have all of {key}")
+        if math.prod(sizes) * value_bytes > parts[key, offsets].length:
+            raise ForbiddenPickle(f"{FILE} has a part of {key} that is larger than its bytes")
+        if 0 in sizes:  # of a process that has no rows of it
+            continue
+        begins = offsets or (0,)
+        counts = sizes or (1,)
+        if begins != (row, *[0 for _ in shape[1:]]) or counts[1:] != shape[1:]:
+            raise ForbiddenPickle(f"{FILE} has parts of {key} that do not follow each other")
+        row += counts[0]
+    if row != shape[0]:
+        raise ForbiddenPickle(f"{FILE} has {row} rows of {key}, which has {shape[0]}")
+
+
+def count_bits(dtype: str) -> int:
+    """Return the bits of a value: 16 of bfloat16, 8 of bool."""
+    bits = re.search(r"[0-9]+", dtype)
+    return int(bits[0]) if bits else 8
+
+
+def check_places(parts: dict[tuple[str, Numbers], StoredPart]) -> None:
+    """Check that no two parts share bytes of a file. Raises ForbiddenPickle."""
+    ends: dict[str, int] = {}
+    for part in sorted(parts.values(), key=lambda part: (part.file, part.offset)):
+        if part.offset < ends.get(part.file, 0):
+            raise ForbiddenPickle(f"{FILE} has two parts at byte {part.offset} of {part.file}")
+        ends[part.file] = part.offset + part.length
 
 
 def state_of(value: Any, name: str) -> Any:
@@ -229,6 +261,12 @@ def numbers(size: Any) -> Numbers:
     """Return the numbers of a torch.Size. Raises ForbiddenPickle."""
     if type(size).__name__ == "Size" and isinstance(size, StandIn):
         (values,) = size.arguments
-        if all(type(value) is int and value >= 0 for value in values):
-            return tuple(values)
+        return numbers_of(values)
     raise ForbiddenPickle(f"{FILE} has a size that is none")
+
+
+def numbers_of(values: Any) -> Numbers:
+    """Return integers from 0 up as a tuple. Raises ForbiddenPickle for anything else."""
+    if all(type(value) is int and value >= 0 for value in values):
+        return tuple(values)
+    raise ForbiddenPickle(f"{FILE} has {values!r:.40} in the place of sizes or offsets")

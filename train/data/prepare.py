@@ -29,7 +29,7 @@ from record.durable import make_printable, write_whole
 from record.locks import take_lock
 from settings import SettingsError, explain_error, load_config
 from settings.config import Config
-from settings.resolve import repeat_typed
+from settings.resolve import repeat_typed, take_words
 from train.console import for_terminals, start_logging
 from train.data import data_paths
 from train.data.data_paths import (
@@ -428,6 +428,7 @@ def main(argv: Sequence[str]) -> int:
     start_logging()
 
     def work() -> None:
+        take_words(argv, ("data", "verify"))
         config = load_config()
         if "verify" in argv:
             verify(config)

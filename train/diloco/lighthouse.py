@@ -16,6 +16,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from record.wait import wait
 from settings import ROOT, SettingsError, explain_error, load_config
 from settings.addresses import is_loopback, join_address, split_address
 from settings.config import Config
+from settings.resolve import take_words
 from settings.terminal import complain
 from train import timeouts
 from train.distributed.pod import in_pod
@@ -38,7 +40,7 @@ SIGNAL_S = 0.2  # between two looks at whether a signal has come
 DEFAULT = "127.0.0.1:29510"
 
 
-def main() -> int:
+def main(words: Sequence[str] = ()) -> int:
     """Serve to the end. Returns the exit code: 0, or 143 in a pod whose run is not over."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     # Handlers only append: a lock here could be taken already by the code that a second signal interrupts.
@@ -46,6 +48,7 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: signals.append(number))
     try:
+        take_words(words)
         config = load_config()
         since_ns = mark_begin() if in_pod() else 0
         servers = serve(config)
@@ -158,4 +161,4 @@ def mark_begin() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -6,7 +6,7 @@ Whoever makes progress calls `expect` again. A thread watches that, and says in 
 behind it a process of its own watches the thread (stuck_python.py), for a call that never gives the interpreter's
 lock back. It also says for how long this process was stopped, by SIGSTOP or with the machine: that time does not count.
 A hang that ends while it is being reported is none. All ranks wait for the one that hangs, so that all write their stacks,
-at about the same time. Standard library only.
+at about the same time. Loads nothing but the standard library.
 """
 
 import atexit
@@ -25,6 +25,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from record.regular_file import only_regular
 from train.faults import stuck_python
 
 log = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ LOOK_S = 0.25  # how often the thread looks
 SIGN_S = 1.0  # how often it tells stuck_python.py that it does
 LATE_S = 2.0  # a look that comes so much too late: perhaps the process was stopped
 KEEPER_S = 3.0  # for stuck_python.py to say for how long, and to end
+STACKS = re.compile(r"rank_([0-9]+)\.txt")
 THREAD = re.compile(r"^(?:Current thread|Thread) .*$", re.MULTILINE)
 FRAME = re.compile(r'  File "(.+)", line (\d+) in (.+)')
 WAITING = ("_engine_run_backward", "read_numbers", "sum_over_ranks")  # for other ranks
@@ -66,7 +68,9 @@ class Watchdog:
         self.file: TextIO | None = None
         with contextlib.suppress(OSError):  # without a place for stacks all else works
             folder.mkdir(exist_ok=True)
-            self.file = open(stacks_of(folder, rank), "w", encoding="utf-8")  # noqa: SIM115
+            self.file = open(  # noqa: SIM115
+                stacks_of(folder, rank), "w", encoding="utf-8", opener=only_regular
+            )
             faulthandler.register(signal.SIGUSR2, file=self.file, all_threads=True)
         self.keeper = subprocess.Popen(
             [sys.executable, "-I", "-S", stuck_python.__file__, str(os.getpid())],
@@ -210,8 +214,7 @@ def report(folder: Path, hosts: Sequence[str] = ()) -> list[str]:
     hosts: of all ranks, which should all have left theirs: one that could not is the one that hangs.
     """
     lines = []
-    for path in sorted(folder.glob("rank_*.txt"), key=rank_of):
-        rank = rank_of(path)
+    for rank, path in list_stacks(folder):
         if path.stat().st_size:
             lines.append(describe_stacks(path))
         elif rank < len(hosts):
@@ -232,15 +235,21 @@ def stacks_of(folder: Path, rank: int) -> Path:
     return folder / f"rank_{rank}.txt"
 
 
-def rank_of(stacks: Path) -> int:
-    return int(stacks.stem.removeprefix("rank_"))
+def list_stacks(folder: Path) -> list[tuple[int, Path]]:
+    """Return each rank that has a file in the folder, and that file. Other files are left alone."""
+    stacks = []
+    for path in folder.glob("rank_*.txt"):
+        match = STACKS.fullmatch(path.name)
+        if match and path.is_file() and not path.is_symlink():
+            stacks.append((int(match[1]), path))
+    return sorted(stacks)
 
 
 def quarantine_stacks(folder: Path) -> list[str]:
     """What the last attempt's stacks say, for this one to repeat; they are kept as hang/attempt_TIME/."""
     lines = report(folder)
     aside = folder / time.strftime("attempt_%Y%m%d_%H%M%S")
-    for path in folder.glob("rank_*.txt"):
+    for _, path in list_stacks(folder):
         if path.stat().st_size == 0:
             path.unlink()
             continue

@@ -189,9 +189,9 @@ class Evaluation(Hook):
     def after_load(
         self, job: "Job", manifest: Mapping[str, Any], tensors: dict[str, Tensor]
     ) -> None:
-        self.validation.last_at = manifest["evaluated_at"]
-        self.validation_loss = manifest["val_loss"]
-        self.core_score.last_at = manifest["core_at"]
+        self.validation.last_at = manifest.get("evaluated_at", 0)
+        self.validation_loss = manifest.get("val_loss")
+        self.core_score.last_at = manifest.get("core_at", 0)
 
     def after_jump(self, job: "Job") -> None:
         if job.step != self.validation.last_at:

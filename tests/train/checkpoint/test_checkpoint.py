@@ -35,15 +35,22 @@ def go_on(c, model, optimizer, steps):
     return [train_step(model, optimizer, batch, 1.0, ALONE).loss for _ in range(steps)]
 
 
+def states_of(step, **states):
+    """What the manifest of a checkpoint needs for a resume, and these states."""
+    data = {"step": step, "gaps": [], "fingerprint": "0123-4567-89ab", "opened": {}}
+    return {"tokens": 1, "data": data, **states}
+
+
 def save(root, step, model, optimizer, small):
     """Write a checkpoint of one process. Returns its folder, and its bytes or 0 if it was there."""
+    small = states_of(step, **small)
     states = checkpoint.tensor_states(model, optimizer)
     need = checkpoint.needed_bytes(model)
     return folder_of(root, step), checkpoint.write(root, step, states, need, small, ALONE)
 
 
 def write(root, step, c):
-    return save(root, step, *trained(c, 1), {"tokens": 1, "data": {"step": step}})[0]
+    return save(root, step, *trained(c, 1), {})[0]
 
 
 def test_the_first_checkpoint_of_a_run_makes_the_name_of_its_folder_durable(
@@ -61,12 +68,12 @@ def test_the_first_checkpoint_of_a_run_makes_the_name_of_its_folder_durable(
 def test_training_goes_on_to_the_bit_from_a_checkpoint(tiny, tmp_path, tied, optimizer):
     c = dataclasses.replace(tiny, tie_embeddings=tied, optimizer=optimizer).derived()
     model, optimizer = trained(c, 5)
-    folder, size = save(tmp_path, 5, model, optimizer, {"data": {"step": 5}})
+    folder, size = save(tmp_path, 5, model, optimizer, {})
     expected = go_on(c, model, optimizer, 5)
 
     other = build(dataclasses.replace(c, seed=99), ALONE.device)
     other_optimizer = build_optimizer(other, c)
-    assert verify(folder)["data"] == {"step": 5}
+    assert verify(folder)["data"]["step"] == 5
     checkpoint.load_into(folder, other, other_optimizer)
     assert go_on(c, other, other_optimizer, 5) == expected
     assert all(
@@ -80,6 +87,7 @@ def test_training_goes_on_to_the_bit_from_a_checkpoint(tiny, tmp_path, tied, opt
 def test_what_sites_have_in_common_is_kept_and_read_if_it_is_asked_for(tiny, tmp_path):
     model, optimizer = trained(tiny, 1)
     need = checkpoint.needed_bytes(model, 2)
+    sites = {"turn": 2, "base": 0, "finished": -1}
 
     def common(step, exchanges, value):
         """Write a checkpoint in which all that sites have in common has this value; what is read from it."""
@@ -88,7 +96,9 @@ def test_what_sites_have_in_common_is_kept_and_read_if_it_is_asked_for(tiny, tmp
             for kind in ("weights", "momentum"):
                 outer[f"{kind}.{name}"] = torch.full(weight.shape, value)
         states = checkpoint.tensor_states(model, optimizer, outer if exchanges else None)
-        small = {"sites": {"exchanges": exchanges}} if exchanges else {}
+        small = states_of(step)
+        if exchanges:
+            small["sites"] = sites | {"exchanges": exchanges}
         assert checkpoint.write(tmp_path, step, states, need, small, ALONE) <= need
         stored: dict = {}
         checkpoint.load_into(folder_of(tmp_path, step), *trained(tiny, 2), outer=stored)
@@ -99,14 +109,14 @@ def test_what_sites_have_in_common_is_kept_and_read_if_it_is_asked_for(tiny, tmp
     assert common(1, 1, 4.0) == {3.0}  # left alone: nothing was exchanged since
     assert common(1, 2, 5.0) == {5.0}
     assert common(2, 0, 6.0) == set()  # of one site
-    assert verify(tmp_path / "step_0000001")["sites"] == {"exchanges": 2}
+    assert verify(tmp_path / "step_0000001")["sites"]["exchanges"] == 2
     checkpoint.load_into(tmp_path / "step_0000001", model, optimizer)  # it is not asked for
 
 
 def test_a_committed_step_is_written_again_only_for_its_evaluation(tiny, tmp_path):
     folder = write(tmp_path, 1, tiny)
     before = {p.name: p.stat().st_mtime_ns for p in folder.iterdir()}
-    assert save(tmp_path, 1, *trained(tiny, 2), {"data": {}})[1] == 0
+    assert save(tmp_path, 1, *trained(tiny, 2), {})[1] == 0
     assert {p.name: p.stat().st_mtime_ns for p in folder.iterdir()} == before
     for size in (True, False):
         assert bool(save(tmp_path, 1, *trained(tiny, 2), {"val_loss": 2.5})[1]) is size

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.train.checkpoint.disk import Disk
-from tests.train.checkpoint.test_checkpoint import ALONE
+from tests.train.checkpoint.test_checkpoint import ALONE, states_of
 from train.checkpoint import checkpoint, find
 from train.checkpoint.manifest import CheckpointError
 from train.checkpoint.saver import MOST_FAILURES, Saver
@@ -61,7 +61,7 @@ class Run:
     def start_save(self):
         self.train()
         self.damaged.discard(self.step)  # written again
-        arguments = self.step, self.model, self.optimizer, {"data": {}}
+        arguments = self.step, self.model, self.optimizer, states_of(self.step)
         if self.misses >= MOST_FAILURES:
             with pytest.raises(CheckpointError, match="5 checkpoints in a row"):
                 self.saver.start(*arguments)

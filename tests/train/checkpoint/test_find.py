@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from tests import metadata_pickle
-from tests.train.checkpoint.test_checkpoint import ALONE
+from tests.train.checkpoint.test_checkpoint import ALONE, states_of
 from train.checkpoint import checkpoint, find
 from train.checkpoint.manifest import FILE, CheckpointError, OtherFormat, seal_manifest, verify
 
@@ -23,7 +23,9 @@ def make(root, *steps, **small):
         (folder / ".metadata").write_bytes(metadata_pickle.dumps(listed))
         files = checkpoint.flush_and_describe(folder, 0)
         checkpoint.commit(
-            folder, find.folder_of(root, step), {"step": step, "files": files, **small}
+            folder,
+            find.folder_of(root, step),
+            {"step": step, "files": files, **states_of(step, **small)},
         )
     return find.folder_of(root, steps[-1])
 

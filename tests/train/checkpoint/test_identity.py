@@ -1,5 +1,6 @@
 """train/checkpoint/identity.py: a checkpoint of another run is refused by name."""
 
+import json
 import logging
 import shutil
 
@@ -56,6 +57,28 @@ def test_a_change_on_resume_is_of_the_same_run_and_a_frozen_one_is_not(tiny, tmp
     identity(tiny.replace(learning_rate=0.5), before).check(folder, manifest)
     with pytest.raises(CheckpointError, match="SEED"):
         identity(tiny.replace(seed=9), before).check(folder, manifest)
+
+
+def test_a_checkpoint_of_a_copy_that_went_its_own_way_is_refused(tiny, tmp_path):
+    """A run, and a copy of its folder: both are resumed, each with other settings and for itself."""
+    first = identity(tiny)
+    first.adopt(tmp_path, ALONE)
+    before = {"identity": first.stored()}
+    shared = commit(tmp_path, 4, first)
+    second = identity(tiny.replace(learning_rate=0.5), before, "second")
+    copied = identity(tiny.replace(weight_decay=0.25), before, "copied")
+    mine = commit(tmp_path, 6, second)
+    theirs = commit(tmp_path, 8, copied)
+    for run, accepted, refused in ((second, mine, theirs), (copied, theirs, mine)):
+        later = {"identity": json.loads(json.dumps(run.stored()))}
+        for resumed in (run, identity(tiny, later, "third")):  # in a rollback, and at a resume
+            resumed.check(*shared)
+            resumed.check(*accepted)
+            with pytest.raises(CheckpointError, match=r"of a copy of this run, with .*INIT_FROM"):
+                resumed.check(*refused)
+        check_identity(later, tiny, *accepted)
+        with pytest.raises(CheckpointError, match=r"is not in config\.json"):
+            check_identity(later, tiny, *refused)
 
 
 def test_checkpoints_of_an_earlier_version_are_taken_over_once(tiny, tmp_path, caplog):

@@ -4,6 +4,8 @@ import os
 import pickle
 import re
 import socket
+import struct
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ import torch.distributed.checkpoint as dcp
 from export.stored import Weights
 from tests import metadata_pickle
 from tests.train.checkpoint.test_checkpoint import trained, write
+from tests.train.checkpoint.test_find import make
 from train.checkpoint import checkpoint, manifest, metadata, tensor_list
 from train.checkpoint.manifest import CheckpointError
 
@@ -141,7 +144,50 @@ def spoil(change):
     return metadata_pickle.dumps(listed)
 
 
+def halve(facts, place, root):
+    """List the first half twice, which is as many values as the whole."""
+    half = metadata_pickle.made(
+        "ChunkStorageMetadata",
+        {"offsets": metadata_pickle.size(0), "sizes": metadata_pickle.size(4)},
+    )
+    facts.update(chunks=[half, half])
+
+
+def overlap(facts, place, root):
+    """Two parts of six values each, of a tensor of eight, which has a third of none."""
+    chunks = []
+    for begin in (0, 2):
+        chunks.append(
+            metadata_pickle.made(
+                "ChunkStorageMetadata",
+                {"offsets": metadata_pickle.size(begin), "sizes": metadata_pickle.size(6)},
+            )
+        )
+        index = {"fqn": "model.w", "index": 0, "offset": metadata_pickle.size(begin)}
+        stored = {"relative_path": "__0_0.distcp", "offset": 24 * begin, "length": 24}
+        root["storage_data"][metadata_pickle.made("MetadataIndex", index)] = metadata_pickle.made(
+            "_StorageInfo", stored, f"{metadata_pickle.DCP}.filesystem"
+        )
+    facts.update(chunks=chunks, size=metadata_pickle.size(12))
+
+
+def share_bytes(facts, place, root):
+    """A second tensor at the bytes of the first."""
+    index = {"fqn": "model.v", "index": 0, "offset": metadata_pickle.size(0)}
+    stored = metadata_pickle.made("_StorageInfo", place, f"{metadata_pickle.DCP}.filesystem")
+    root["storage_data"][metadata_pickle.made("MetadataIndex", index)] = stored
+    root["state_dict_metadata"]["model.v"] = root["state_dict_metadata"]["model.w"]
+
+
 SPOILT = {
+    "the first half twice": halve,
+    "parts that overlap": overlap,
+    "two tensors at the same bytes": share_bytes,
+    "a place before the file": lambda facts, place, root: place.update(offset=-5),
+    "a place in words": lambda facts, place, root: place.update(offset="x"),
+    "a place that is no number": lambda facts, place, root: place.update(offset=None),
+    "a length in words": lambda facts, place, root: place.update(length="x"),
+    "fewer bytes than values": lambda facts, place, root: place.update(length=31),
     "a part is missing": lambda facts, place, root: facts.update(chunks=[]),
     "a part that is too small": lambda facts, place, root: facts["chunks"][0].state.update(
         sizes=metadata_pickle.size(7)
@@ -163,6 +209,49 @@ def test_a_list_that_is_not_whole_is_refused(tmp_path, name):
     (tmp_path / ".metadata").write_bytes(spoil(SPOILT[name]))
     with pytest.raises(tensor_list.ForbiddenPickle):
         tensor_list.read_tensor_list(tmp_path)
+
+
+FEW_BYTES = {
+    "a bytearray": b"\x96" + struct.pack("<Q", 2**28),
+    "bytes": b"\x8e" + struct.pack("<Q", 2**28),
+    "text": b"\x8d" + struct.pack("<Q", 2**28),
+    "a frame": b"\x95" + struct.pack("<Q", 2**28),
+    "a number": b"\x8b" + struct.pack("<i", 2**28),
+    "a place in the memo": b"}r" + struct.pack("<I", 2**28) + b".",
+}
+
+
+@pytest.mark.parametrize("name", FEW_BYTES)
+def test_a_few_bytes_ask_for_no_memory(tmp_path, name):
+    (tmp_path / ".metadata").write_bytes(FEW_BYTES[name])
+    tracemalloc.start()
+    try:
+        with pytest.raises(tensor_list.ForbiddenPickle):
+            tensor_list.read_tensor_list(tmp_path)
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_list_that_is_too_large_is_not_read(tmp_path):
+    (tmp_path / ".metadata").touch()
+    os.truncate(tmp_path / ".metadata", tensor_list.MOST_BYTES + 1)
+    with pytest.raises(tensor_list.ForbiddenPickle, match="has more than"):
+        tensor_list.read_tensor_list(tmp_path)
+
+
+@pytest.mark.parametrize("begin", [1, 10**9])
+def test_a_part_is_inside_its_file(tmp_path, begin):
+    folder = make(tmp_path, 1)
+    listed = metadata_pickle.metadata({"model.w": ("__0_0.distcp", 250)})
+    (place,) = listed.state["storage_data"].values()
+    place.state.update(offset=begin)
+    (folder / ".metadata").write_bytes(metadata_pickle.dumps(listed))
+    reseal(folder)
+    with pytest.raises(
+        CheckpointError, match=r"\.metadata .*after the 1000 bytes of __0_0\.distcp"
+    ):
+        manifest.verify(folder)
 
 
 def test_the_list_is_read_as_torch_reads_it(saved):

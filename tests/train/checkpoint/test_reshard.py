@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.processes import run_ranks
+from tests.train.checkpoint.test_checkpoint import states_of
 from tests.train.test_step import as_batch, masked_batch
 from train.checkpoint import checkpoint
 from train.checkpoint.saver import Saver
@@ -73,7 +74,7 @@ def write_or_read(rank, size, c, folder, reads, shared):
         tokens, targets = masked_batch(c, 8)
         share = slice(rank * 8 // size, (rank + 1) * 8 // size)
         train_step(model, optimizer, as_batch(tokens[share], targets[share], 2), 1.0, world)
-        saver.start(1, model, optimizer, {"data": {}})
+        saver.start(1, model, optimizer, states_of(1))
         saver.wait()
     for path in reads or [f"{folder}/step_0000001"]:
         if reads:
@@ -155,7 +156,7 @@ def save_whole(rank, c, folder):
         ones = {name: torch.ones_like(weight) for name in ("exp_avg", "exp_avg_sq")}
         optimizer.set_moments(weight, {"step": torch.ones(())} | ones)
     saver = Saver(Path(folder), c, world, 2**20)
-    saver.write(1, checkpoint.tensor_states(model, optimizer), {"data": {}})
+    saver.write(1, checkpoint.tensor_states(model, optimizer), states_of(1))
     assert saver.poll().problem is None
 
 

@@ -221,6 +221,31 @@ def test_the_rank_that_does_not_merely_wait_is_named_first_and_stacks_are_kept(t
     )
 
 
+def test_other_files_next_to_the_stacks_are_left_alone(tmp_path):
+    """And stacks whose place is taken are not written."""
+    (tmp_path / "rank_1.txt").write_text(STACKS.format(rank=1, file="/x/train/a.py", function="f"))
+    (tmp_path / "rank_foo.txt").write_text("text")
+    (tmp_path / "rank_0 copy.txt").write_text("text")
+    (tmp_path / "rank_0.txt").mkdir()
+    (tmp_path / "rank_2.txt").symlink_to("absent")
+    os.mkfifo(tmp_path / "rank_3.txt")
+    others = {path.name for path in tmp_path.iterdir()} - {"rank_1.txt"}
+    (line,) = watchdog.quarantine_stacks(tmp_path)
+    assert line.startswith("HANGS: rank 1 on host1")
+    assert {path.name for path in tmp_path.glob("rank_*")} == others
+    for rank in (0, 3):
+        Watchdog(tmp_path, rank, ["here"] * 4).release()
+    assert {path.name for path in tmp_path.glob("rank_*")} == others
+
+
+def test_a_changed_limit_is_told_at_once_and_the_same_one_with_the_next_sign(dog, monkeypatch):
+    signs = []
+    monkeypatch.setattr(dog, "sign", lambda: signs.append(dog.limit_s))
+    for limit_s in (60, 60, 5, 5, 60):
+        dog.expect("step 7", limit_s)
+    assert signs == [60, 5, 60]
+
+
 @pytest.mark.parametrize(
     ("ranks_here", "named"),
     [

@@ -14,7 +14,7 @@ from record.locks import RunFolderError, hold
 from record.run_paths import RunPaths
 from settings import SettingsError, load_config
 from settings.config import Config
-from tests.train.checkpoint.test_checkpoint import ALONE, go_on, save, trained
+from tests.train.checkpoint.test_checkpoint import ALONE, go_on, save, states_of, trained
 from tests.train.model.test_hf_import import QWEN, change, logits, published
 from tests.train.model.test_model import recipe
 from train.checkpoint.identity import Identity
@@ -62,7 +62,7 @@ def run(tiny, tmp_path, data):
     sha256 = load(Path(c.tokenizer)).sha256
     weights = {}
     for step in (1, 3):
-        small = {"data": {"step": step, "tokenizer_sha256": sha256, "gaps": []}}
+        small = {"data": states_of(step)["data"] | {"tokenizer_sha256": sha256}}
         save(folder / "checkpoints", step, model, optimizer, small | {"guard": {"skips": 2}})
         weights[step] = {name: weight.detach().clone() for name, weight in model.named_parameters()}
         go_on(c, model, optimizer, 2)
