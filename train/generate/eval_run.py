@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 
 def evaluate(config: Config, world: World) -> int:
-    """Measure what can be measured. Returns the exit code. Raises one of command.PROBLEMS."""
+    """Measure what can be measured. Returns the exit code. Raises ExpectedError."""
     if config.eval_tokens < LEAST_TOKENS:
         raise SettingsError(
             [
