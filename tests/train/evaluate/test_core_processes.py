@@ -1,5 +1,5 @@
 """CORE on two processes, with copies of the weights and with parts of them: the counts of one process, and one
-collective operation for all of them."""
+sum over the processes for all of them."""
 
 import dataclasses
 import json

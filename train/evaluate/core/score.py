@@ -24,7 +24,7 @@ from train.evaluate.core.bundle import Bundle, open_bundle
 from train.evaluate.core.metric import COUNTS, Score
 from train.evaluate.core.prompts import Choice, Question, common, questions
 from train.evaluate.core.tasks import LANGUAGE, CoreError, Task, chosen
-from train.evaluate.scoring import add_up
+from train.evaluate.scoring import ScoringFailed, add_up
 from train.model import prefix_scoring
 from train.model.compilation import as_written
 
@@ -132,7 +132,7 @@ class Core:
         network = bare(model)
         tasks = self.bundle.tasks
 
-        def score(batch: tuple[int, list[Question]], sums: Tensor) -> str:
+        def score(batch: tuple[int, list[Question]], sums: Tensor) -> None:
             place, questions = batch
             task = tasks[place]
             askable = [question for question in questions if not question.too_long]
@@ -141,7 +141,7 @@ class Core:
             for question, of_choices in zip(askable, scores, strict=True):
                 right += is_right(task, question, of_choices)
                 if not all(math.isfinite(choice.nats) for choice in of_choices):
-                    return (
+                    raise ScoringFailed(
                         f"{task.label}: the model's losses are no finite numbers; its weights are "
                         "damaged or diverged"
                     )
@@ -150,7 +150,6 @@ class Core:
             merged = sum(question.merged for question in askable)
             counts = sums.new_tensor([right, len(askable), cropped, too_long, merged])
             sums.view(-1, COUNTS)[place] += counts  # in the order of a Score
-            return ""
 
         with as_written(network):  # each length would be compiled
             values = add_up(
