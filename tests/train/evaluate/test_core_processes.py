@@ -29,7 +29,7 @@ def model_of(c, world):
 
 
 def counts(core, model):
-    return [list(dataclasses.astuple(score)[1:]) for score in core(model)]
+    return [list(dataclasses.astuple(score)[1:]) for score in core(model).scores.values()]
 
 
 def rank(number, c, folder):

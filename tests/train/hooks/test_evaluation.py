@@ -195,8 +195,6 @@ def test_what_a_checkpoint_keeps_is_taken_up_again_and_going_back_forgets(make):
     _, again = make(step=8)
     again.after_load(job, manifest, {})
     assert state(again) == (8, 2.5, 5)
-    again.after_load(job, {"evaluated_at": 4}, {})  # of an edition before KEEP_BEST and CORE
-    assert state(again) == (4, None, 0)
     hook.after_jump(job)  # a step was skipped
     assert state(hook) == (8, 2.5, 5)
     job.step = 4

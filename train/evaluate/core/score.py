@@ -21,7 +21,7 @@ from train.data.tokenizer import Vocabulary
 from train.distributed.parallel import bare
 from train.distributed.world import World, from_all, together
 from train.evaluate.core.bundle import Bundle, open_bundle
-from train.evaluate.core.metric import COUNTS, Score
+from train.evaluate.core.metric import COUNTS, Result, Score
 from train.evaluate.core.prompts import Choice, Question, common, questions
 from train.evaluate.core.tasks import LANGUAGE, CoreError, Task, chosen
 from train.evaluate.scoring import ScoringFailed, add_up
@@ -117,15 +117,15 @@ class Core:
 
     def __call__(
         self, model: nn.Module, progress: Callable[[str], None] = lambda what: None, **limits: Any
-    ) -> list[Score] | None:
+    ) -> Result | None:
         """Ask all questions. All ranks call it together.
 
         Args:
-            progress: called with a task's label, with "batch" and with "others".
+            progress: called with the number and label of a task, with "batch" and with "others".
             limits: interrupted and limit_s of scoring.add_up.
 
         Returns:
-            What became of the questions of each task. None if any rank was interrupted.
+            None if any rank was interrupted.
 
         Raises ScoringFailed, on all ranks.
         """
@@ -167,7 +167,8 @@ class Core:
         if values is None:
             return None
         of_tasks = torch.tensor(values).long().view(-1, COUNTS).tolist()
-        return [Score(task, *counts) for task, counts in zip(tasks, of_tasks, strict=True)]
+        scores = [Score(task, *counts) for task, counts in zip(tasks, of_tasks, strict=True)]
+        return Result.of(scores, self.bundle.missing)
 
     def read_batches(self, progress: Callable[[str], None]) -> Iterator[tuple[int, list[Question]]]:
         """Read this rank's questions, with their task's place; of each task the longest first.
@@ -175,8 +176,9 @@ class Core:
         Those that are too long come last.
         """
         size = self.config.micro_batch_size
-        for place, task in enumerate(self.bundle.tasks):
-            progress(task.label)
+        tasks = self.bundle.tasks
+        for place, task in enumerate(tasks):
+            progress(f"{place + 1}/{len(tasks)} {task.label}")
             questions = self.read_questions(task)
             for first in range(0, len(questions), size):
                 yield place, questions[first : first + size]
