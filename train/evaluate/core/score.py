@@ -51,17 +51,11 @@ def group(choices: Sequence[Choice]) -> list[list[int]]:
     Those from which unequally much was cropped cannot, even if their first tokens are equal by chance.
     A choice that equals an earlier one is in no group: it scores what that one does, to the bit.
     """
-    by_cut: dict[int, list[int]] = {}
+    groups: dict[tuple[int, int], list[int]] = {}
     for place, choice in enumerate(choices):
         if choices.index(choice) == place:
-            by_cut.setdefault(choice.cut, []).append(place)
-    groups = []
-    for places in by_cut.values():
-        if common([choices[place].tokens for place in places]):
-            groups.append(places)
-        else:
-            groups += [[place] for place in places]
-    return groups
+            groups.setdefault((choice.cut, choice.tokens[0]), []).append(place)
+    return list(groups.values())
 
 
 @torch.no_grad()
