@@ -53,17 +53,6 @@ class Validation:
     text_bytes: int
     by_source: Mapping[str, "Validation"] = dataclasses.field(default_factory=dict)
 
-    @classmethod
-    def of_sources(cls, sums: Mapping[str, list[float]]) -> "Validation":
-        """sums: nats, tokens and bytes of each source."""
-        nats, tokens, text_bytes = (sum(column) for column in zip(*sums.values(), strict=True))
-        by_source = {
-            name: cls(part[0], int(part[1]), int(part[2]))
-            for name, part in sums.items()
-            if part[1] and part[2]
-        }
-        return cls(nats, int(tokens), int(text_bytes), by_source)
-
     @property
     def loss(self) -> float:
         """nats/token"""
@@ -169,8 +158,13 @@ class Evaluator:
         )
         if values is None:
             return None
-        parts = torch.tensor(values, dtype=torch.float64).view(-1, 3).tolist()
-        return Validation.of_sources(dict(zip(names, parts, strict=True)))
+        by_source = {}
+        for number, name in enumerate(names):
+            nats, tokens, text_bytes = values[3 * number : 3 * number + 3]
+            if tokens and text_bytes:
+                by_source[name] = Validation(nats, int(tokens), int(text_bytes))
+        nats, tokens, text_bytes = (sum(values[column::3]) for column in range(3))
+        return Validation(nats, int(tokens), int(text_bytes), by_source)
 
     def read_batches(self, full: bool) -> Iterator[Batch]:
         """Read this rank's batches, as large as in training.

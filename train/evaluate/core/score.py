@@ -130,15 +130,14 @@ class Core:
             place, questions = batch
             task = tasks[place]
             askable = [question for question in questions if not question.too_long]
-            right = 0
             scores = score_choices(network, askable, self.world.device)
-            for question, of_choices in zip(askable, scores, strict=True):
-                right += is_right(task, question, of_choices)
-                if not all(math.isfinite(choice.nats) for choice in of_choices):
-                    raise ScoringFailed(
-                        f"{task.label}: the model's losses are no finite numbers; its weights are "
-                        "damaged or diverged"
-                    )
+            if not all(math.isfinite(choice.nats) for choices in scores for choice in choices):
+                raise ScoringFailed(
+                    f"{task.label}: the model's losses are no finite numbers; its weights are "
+                    "damaged or diverged"
+                )
+            pairs = zip(askable, scores, strict=True)
+            right = sum(is_right(task, question, choices) for question, choices in pairs)
             cropped = sum(question.cropped for question in askable)
             too_long = len(questions) - len(askable)
             merged = sum(question.merged for question in askable)
