@@ -107,20 +107,24 @@ class Evaluation(Hook):
     def between_steps(self, job: "Job", requests: Requests) -> Requests | None:
         if "stop" in requests:  # the run that resumes evaluates first
             return None
+        try:
+            self.score(job)
+        except Interrupted:
+            return STOP
+        return SAVE if self.is_best(job) else None
+
+    def score(self, job: "Job") -> None:
+        """Make the evaluations that are due. Raises Interrupted."""
         config = job.config
         validate_every = config.eval_every if config.eval_tokens else 0
         core_every = config.core_every if self.core else 0
         if job.step >= config.last_step:  # at_end scores more text; KEEP_BEST compares the same
             validate_every = int(config.keep_best and job.step == config.last_step)
             core_every = 0
-        try:
-            if self.validation.is_due(job.step, validate_every):
-                self.validate(job)
-            if self.core_score.is_due(job.step, core_every):
-                self.score_core(job)
-        except Interrupted:
-            return STOP
-        return SAVE if self.is_best(job) else None
+        if self.validation.is_due(job.step, validate_every):
+            self.validate(job)
+        if self.core_score.is_due(job.step, core_every):
+            self.score_core(job)
 
     def validate(self, job: "Job", full: bool = False) -> Any:
         """Score held-out text. Returns the result, None where it failed. Raises Interrupted."""
@@ -185,20 +189,24 @@ class Evaluation(Hook):
             score.last_at = min(score.last_at, job.step)
 
     def at_end(self, job: "Job") -> Requests | None:
-        result = None
         try:
-            if job.config.eval_tokens:
-                job.recorder.say("Final evaluation on held-out text. EVAL_TOKENS=0 skips it.")
-                result = self.validate(job, full=True)
-            else:
-                job.recorder.say("EVAL_TOKENS=0: no evaluation. `make eval` measures the model.")
-            if self.core and self.core_score.is_due(job.step, 1):
-                self.score_core(job)
+            self.score_at_end(job)
         except Interrupted:
             return STOP
+        return None
+
+    def score_at_end(self, job: "Job") -> None:
+        """Score all held-out text, and CORE. Raises Interrupted."""
+        result = None
+        if job.config.eval_tokens:
+            job.recorder.say("Final evaluation on held-out text. EVAL_TOKENS=0 skips it.")
+            result = self.validate(job, full=True)
+        else:
+            job.recorder.say("EVAL_TOKENS=0: no evaluation. `make eval` measures the model.")
+        if self.core and self.core_score.is_due(job.step, 1):
+            self.score_core(job)
         if result:
             self.report(job, result)
-        return None
 
     def report(self, job: "Job", result: Any) -> None:
         """Say the bits per byte at the end, and what compressors need where they had the same text."""
