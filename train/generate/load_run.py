@@ -225,7 +225,7 @@ def find(config: Config, given: Collection[str]) -> Found:
     tokenizer = None
     if "TOKENIZER" not in given and paths.tokenizer.is_file():
         tokenizer = paths.tokenizer
-    facts = before | {"checkpoint": manifest}
+    facts = {"attempts": [], **before, "checkpoint": manifest}
     used = settings_for_use(config, stored, given)
     return Found(used, folder, facts, stored_norm_eps(before), tokenizer)
 
