@@ -23,7 +23,7 @@ from export import card, files, gguf_file, place, weight_files
 from export.stored import Weights
 from record import number_formats
 from record.run_paths import RunPaths
-from settings import ROOT, SettingsError, explain_error
+from settings import ROOT, ExpectedError, SettingsError, explain_error
 from settings.config import Config
 from settings.resolve import find_explicit as given_settings
 from settings.resolve import show_path as from_root
@@ -65,7 +65,7 @@ def main() -> int:
     except SettingsError as error:
         complain(explain_error(error))
         return BAD_SETTING
-    except (*load_run.PROBLEMS, place.PlaceError, weight_files.WeightsError) as error:
+    except (ExpectedError, place.PlaceError, weight_files.WeightsError) as error:
         complain(error)
         return BAD_DATA
     except OSError as error:

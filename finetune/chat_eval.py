@@ -33,7 +33,7 @@ from record.durable import write_whole
 from record.metrics import replace_nonfinite
 from record.provenance import provenance
 from record.run_paths import RunPaths, name_checkpoint
-from settings import ROOT, SettingsError, explain_error
+from settings import ROOT, ExpectedError, SettingsError, explain_error
 from settings.config import Config
 from settings.resolve import show_path
 from train.data.sources.source import CorpusError
@@ -49,7 +49,7 @@ from train.evaluate.core.score import score_choices
 from train.evaluate.validation import FULL_SET
 from train.generate import chat_format
 from train.generate.command import run_command
-from train.generate.load_run import PROBLEMS, TUNED, Trained, open_trained
+from train.generate.load_run import TUNED, Trained, open_trained
 from train.model.generate import Choice, generate
 from train.model.hf_import import ForeignError
 
@@ -81,7 +81,7 @@ def measure(c: Config, world: World) -> int:
                 sheet, trained.vocabulary, trained.config.seq_len, lambda line: log.info("%s", line)
             )
         except Exception as error:  # of many types
-            is_expected = isinstance(error, (OSError, *PROBLEMS))
+            is_expected = isinstance(error, (OSError, ExpectedError))
             kind = "" if is_expected else f"{type(error).__name__}: "
             raise CorpusError(f"{kind}{explain_error(error)}") from error
     found = ask(trained, sheet, world)

@@ -35,7 +35,7 @@ from record.default_run import choose_run
 from record.locks import RunFolderError
 from record.regular_file import limit_silence
 from record.run_paths import RunPaths
-from settings import ROOT, SettingsError, explain_error, load_config
+from settings import ROOT, ExpectedError, SettingsError, explain_error, load_config
 from settings.checks import PRETRAINING
 from settings.config import SETTINGS, Config
 from settings.declare import FREE
@@ -271,7 +271,7 @@ def main() -> int:
     except SettingsError as error:
         complain(explain_error(error))
         return BAD_SETTING
-    except (*load_run.PROBLEMS, place.PlaceError) as error:
+    except (ExpectedError, place.PlaceError) as error:
         complain(error)
         return BAD_DATA
     except (OSError, SafetensorError) as error:

@@ -20,7 +20,7 @@ from tests.train.data.test_tokenizer import AWKWARD, KINDS, byte_level, some_tex
 from tests.train.model.test_model import recipe
 from train.data import tokenizer
 from train.data.tokenizer import Vocabulary
-from train.evaluate.core.metric import Score
+from train.evaluate.core.metric import Result, Score
 from train.evaluate.core.tasks import CORE_TASKS, Task
 from train.generate import eval_run
 
@@ -282,8 +282,8 @@ def test_a_card_has_what_make_eval_found_and_nothing_of_where(
             sha256="f" * 64,
         )
 
-        def __call__(self, *_: object, **__: object) -> list[Score]:
-            return [Score(task, right=3, asked=8)]
+        def __call__(self, *_: object, **__: object) -> Result:
+            return Result.of([Score(task, right=3, asked=8)], self.bundle.missing)
 
     def part(loss: float, bpb: float) -> SimpleNamespace:
         return SimpleNamespace(loss=loss, bpb=bpb, tokens=77, text_bytes=308)

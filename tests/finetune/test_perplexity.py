@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -213,10 +212,8 @@ def test_an_evaluation_is_interrupted_and_given_up(
     _, model = opened(models["llama"], ALONE)
     evaluator = Evaluator(c, data, ALONE)
     assert evaluator(model, interrupted=lambda: True) is None
-    before = signal.getsignal(signal.SIGALRM)
     with pytest.raises(ScoringFailed, match="EVAL_MINUTES=10"):
         evaluator(model, limit_s=1e-6)
-    assert signal.getsignal(signal.SIGALRM) == before
 
     class Broken(nn.Module):
         def forward(self, *_):

@@ -34,6 +34,9 @@ class Window(NamedTuple):
     shard: int
     number: int
 
+    def hash(self) -> bytes:
+        return hashlib.sha256(repr(tuple(self)).encode()).digest()
+
 
 @dataclasses.dataclass(frozen=True)
 class Validation:
@@ -49,17 +52,6 @@ class Validation:
     tokens: int
     text_bytes: int
     by_source: Mapping[str, "Validation"] = dataclasses.field(default_factory=dict)
-
-    @classmethod
-    def of_sources(cls, sums: Mapping[str, list[float]]) -> "Validation":
-        """sums: nats, tokens and bytes of each source."""
-        nats, tokens, text_bytes = (sum(column) for column in zip(*sums.values(), strict=True))
-        by_source = {
-            name: cls(part[0], int(part[1]), int(part[2]))
-            for name, part in sums.items()
-            if part[1] and part[2]
-        }
-        return cls(nats, int(tokens), int(text_bytes), by_source)
 
     @property
     def loss(self) -> float:
@@ -118,23 +110,18 @@ class Evaluator:
 
     def list_windows(self, name: str) -> list[Window]:
         """List every validation window of a source, in the order of their hashes."""
-        windows = []
-        there = self.sources[name].shards["validation"]
-        scored = self.shards.get(name, len(there))
-        if len(there) < scored:  # shards are only ever added
+        infos = self.sources[name].shards["validation"]
+        count = self.shards.get(name, len(infos))
+        if len(infos) < count:  # shards are only ever added
             raise DataError(
-                f"{self.sources[name].folder}: its manifest lists {len(there)} validation shards, and this "
-                f"run began with {scored}. Restore manifest.json and the shards, or start a new run"
+                f"{self.sources[name].folder}: its manifest lists {len(infos)} validation shards, and this "
+                f"run began with {count}. Restore manifest.json and the shards, or start a new run"
             )
-        shards = there[:scored]
-        for shard, info in enumerate(shards):
-            count = math.ceil(max(0, info.tokens - 1) / self.config.seq_len)
-            windows += [Window(name, shard, number) for number in range(count)]
-
-        def hash_of(window: Window) -> bytes:
-            return hashlib.sha256(repr(tuple(window)).encode()).digest()
-
-        return sorted(windows, key=hash_of)
+        windows = []
+        for shard, info in enumerate(infos[:count]):
+            full = range(math.ceil(max(0, info.tokens - 1) / self.config.seq_len))
+            windows += [Window(name, shard, number) for number in full]
+        return sorted(windows, key=Window.hash)
 
     def choose(self, candidates: Mapping[str, list[Window]], tokens: int) -> list[Window]:
         """Choose up to so many tokens, of each source in proportion to its weight."""
@@ -154,10 +141,9 @@ class Evaluator:
         """
         names = list(self.sources)
 
-        def score(batch: Batch, sums: Tensor) -> str:
+        def score(batch: Batch, sums: Tensor) -> None:
             name, tokens, targets = batch
             sums.view(-1, 3)[names.index(name)] += self.score(model, tokens, targets)
-            return ""
 
         values = add_up(
             model,
@@ -172,8 +158,13 @@ class Evaluator:
         )
         if values is None:
             return None
-        sums = {name: values[3 * i : 3 * i + 3] for i, name in enumerate(names)}
-        return Validation.of_sources(sums)
+        by_source = {}
+        for number, name in enumerate(names):
+            nats, tokens, text_bytes = values[3 * number : 3 * number + 3]
+            if tokens and text_bytes:
+                by_source[name] = Validation(nats, int(tokens), int(text_bytes))
+        nats, tokens, text_bytes = (sum(values[column::3]) for column in range(3))
+        return Validation(nats, int(tokens), int(text_bytes), by_source)
 
     def read_batches(self, full: bool) -> Iterator[Batch]:
         """Read this rank's batches, as large as in training.
@@ -186,12 +177,11 @@ class Evaluator:
     def list_batches(self, full: bool) -> list[list[Window]]:
         """List the windows of each of this rank's batches."""
         size = self.config.micro_batch(self.world.size)
-        by_source: dict[str, list[Window]] = {}
-        for window in self.full if full else self.subset:
-            by_source.setdefault(window.source, []).append(window)
+        windows = self.full if full else self.subset
         batches = []
-        for windows in by_source.values():
-            batches += [windows[i : i + size] for i in range(0, len(windows), size)]
+        for name in self.config.mixture:
+            of_source = [window for window in windows if window.source == name]
+            batches += [of_source[i : i + size] for i in range(0, len(of_source), size)]
         return batches[self.world.rank :: self.world.size]
 
     def score(self, model: nn.Module, tokens: np.ndarray, targets: np.ndarray) -> Tensor:
@@ -201,9 +191,8 @@ class Evaluator:
             inputs.append(document_bounds(tokens, self.end_of_text))
         nats, scored = model(*(to_device(values, self.world.device) for values in inputs))
         text_bytes = float(self.byte_lengths[targets[targets != IGNORED]].sum())
-        return torch.stack(
-            [nats.double(), scored.double(), nats.new_tensor(text_bytes, dtype=torch.float64)]
-        )
+        sums = [nats, scored, torch.tensor(text_bytes, dtype=torch.float64, device=nats.device)]
+        return torch.stack([value.double() for value in sums])
 
     def blank(self) -> tuple[np.ndarray, np.ndarray]:
         """Return tokens and targets, each (B, T) int64, of which nothing is scored."""
@@ -217,8 +206,7 @@ class Evaluator:
         for row, window in enumerate(windows):
             begin = window.number * length
             shards = self.sources[window.source]
-            span = (begin, begin + length + 1)
-            (ids,) = shards.read("validation", window.shard, [span])
+            (ids,) = shards.read("validation", window.shard, [(begin, begin + length + 1)])
             tokens[row, : len(ids) - 1] = ids[:-1]
             targets[row, : len(ids) - 1] = ids[1:]
         return tokens, targets

@@ -75,23 +75,19 @@ CHATML = Format("chatml", "", "<|im_start|>", "{}\n", "<|im_end|>", "\n")
 
 def format_of(vocabulary: Vocabulary) -> Format:
     """Return the format whose tokens a tokenizer has. Raises TokenizerError."""
+    added = vocabulary.tokenizer.get_added_tokens_decoder()
+    special = {token.content for token in added.values() if token.special}
     missing = []
     for made in (OWN, CHATML):
-        missing = [token for token in made.tokens if not is_special(vocabulary, token)]
-        if not missing:
+        lacking = [token for token in made.tokens if token not in special]
+        if not lacking:
             return made
-        missing.append(" ".join(missing))
+        missing.append(" ".join(lacking))
     raise TokenizerError(
         "the tokenizer has no special tokens for conversations: it lacks "
         f"{'; or for ChatML '.join(missing)}. Only a model that was fine-tuned with such tokens can "
         "chat. `make sample` continues a text with any model."
     )
-
-
-def is_special(vocabulary: Vocabulary, token: str) -> bool:
-    number = vocabulary.tokenizer.token_to_id(token)
-    added = vocabulary.tokenizer.get_added_tokens_decoder()
-    return number in added and added[number].special
 
 
 def special_tokens(vocabulary: Vocabulary) -> dict[str, int]:
@@ -100,8 +96,9 @@ def special_tokens(vocabulary: Vocabulary) -> dict[str, int]:
         tokens = format_of(vocabulary).tokens
     except TokenizerError:
         return {}
-    ids = {token: vocabulary.tokenizer.token_to_id(token) for token in tokens}
-    return {token: number for token, number in ids.items() if number is not None}
+    added = vocabulary.tokenizer.get_added_tokens_decoder()
+    ids = {token.content: number for number, token in added.items()}
+    return {token: ids[token] for token in tokens}
 
 
 def render(vocabulary: Vocabulary, messages: Sequence[Message], reply: bool = True) -> list[int]:
@@ -112,19 +109,17 @@ def render(vocabulary: Vocabulary, messages: Sequence[Message], reply: bool = Tr
     """
     made = format_of(vocabulary)
     special = special_tokens(vocabulary)
-
-    def open_message(role: str, text: str) -> list[int]:
-        opening = special[made.opening.format(role)]
-        return [opening, *vocabulary.encode(made.heading.format(role) + text)]
-
     ids = [special[made.begin]] if made.begin else []
     for role, text in messages:
         if role not in ROLES:
             raise ValueError(f"a message has the role {role}; there are {', '.join(ROLES)}")
-        ids += open_message(role, text)
-        ids += [special[made.end], *vocabulary.encode(made.behind)]
+        ids.append(special[made.opening.format(role)])
+        ids += vocabulary.encode(made.heading.format(role) + text)
+        ids.append(special[made.end])
+        ids += vocabulary.encode(made.behind)
     if reply:
-        ids += open_message("assistant", "")
+        ids.append(special[made.opening.format("assistant")])
+        ids += vocabulary.encode(made.heading.format("assistant"))
     return ids
 
 

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TextIO
 
-from settings import explain_error
+from settings import ExpectedError, explain_error
 from settings.config import Config
 from train import console
-from train.distributed.world import PeersMissing, World, join, leave, report_exit
-from train.generate.load_run import PROBLEMS, settings_of_command
+from train.distributed.world import World, join, leave, report_exit
+from train.generate.load_run import settings_of_command
 
 log = logging.getLogger(__name__)
 
@@ -44,9 +44,9 @@ def run_command(work: Callable[[Config, World], int], output: TextIO) -> int:
         for remark in remarks:
             log.info("%s", remark)
         code = work(config, world)
-    except (*PROBLEMS, PeersMissing) as error:
+    except ExpectedError as error:
         log.error("%s", explain_error(error))
-        code = getattr(error, "exit_code", 78)
+        code = error.exit_code
     except BrokenPipeError:  # the reader has enough; else Python would complain at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0

@@ -33,7 +33,7 @@ from train.data.shards import ShardSet
 from train.data.sources.source import CorpusError
 from train.distributed import parallel
 from train.distributed.world import World, broadcast_object, raise_on_all_ranks, set_timeout
-from train.evaluate.core.metric import Result, Score, format_table
+from train.evaluate.core.metric import Score, format_table
 from train.evaluate.core.score import Core, open_core
 from train.evaluate.core.tasks import CoreError
 from train.evaluate.scoring import ScoringFailed
@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 
 def evaluate(config: Config, world: World) -> int:
-    """Measure what can be measured. Returns the exit code. Raises one of command.PROBLEMS."""
+    """Measure what can be measured. Returns the exit code. Raises ExpectedError."""
     if config.eval_tokens < LEAST_TOKENS:
         raise SettingsError(
             [
@@ -77,7 +77,14 @@ def evaluate(config: Config, world: World) -> int:
     try:
         found |= tell_validation(validate(trained, world))
     except (DataError, CorpusError, ScoringFailed) as error:
-        problems.append(f"no validation loss: {error}{explain_tokenizer(trained, error)}")
+        problem = f"no validation loss: {error}"
+        if not trained.facts and not isinstance(error, ScoringFailed):
+            tokenizer = shlex.quote(trained.config.tokenizer)
+            problem += (
+                f" TOKENIZER={tokenizer}. The held-out text of DATA_MIX must be prepared with the "
+                "tokenizer of INIT_FROM"
+            )
+        problems.append(problem)
     try:
         if core:
             found["core"] = measure(core, trained)
@@ -127,22 +134,6 @@ def validate(trained: Trained, world: World) -> Validation:
     return found
 
 
-def explain_tokenizer(trained: Trained, error: Exception) -> str:
-    """Add what make data must be told where weights of INIT_FROM have no shards of their own."""
-    if trained.facts or isinstance(error, ScoringFailed):
-        return ""
-    return (
-        " TOKENIZER="
-        + shlex.quote(trained.config.tokenizer)
-        + ". The held-out text of DATA_MIX must be "
-        "prepared with the tokenizer of INIT_FROM"
-    )
-
-
-def paths_of(config: Config) -> RunPaths:
-    return RunPaths.of(config.runs_dir, config.run_name, ROOT)
-
-
 def refuse_other_shards(trained: Trained, sources: Mapping[str, ShardSet]) -> None:
     """Raise DataError unless these shards are those that the run was trained with.
 
@@ -156,7 +147,7 @@ def refuse_other_shards(trained: Trained, sources: Mapping[str, ShardSet]) -> No
 
 def explain_absence(config: Config, stored: Mapping[str, Any]) -> str:
     """Say that the shards of a run with these stored settings are not there, and how to make them."""
-    tokenizer = show_path(paths_of(config).tokenizer)
+    run = RunPaths.of(config.runs_dir, config.run_name, ROOT)
     text = f"DATA_MIX={config.data_mix}"
     if config.pretrains_on_data:
         text = f"DATA={shlex.quote(config.data)}"
@@ -165,7 +156,7 @@ def explain_absence(config: Config, stored: Mapping[str, Any]) -> str:
         f"the text that {config.run_name} held out is not in DATA_DIR={folder}. What there is of {text} is "
         "another revision, and the run may have been trained on what that holds out. Set DATA_DIR to a "
         f"copy of the folder that the run was trained with, which was DATA_DIR={stored.get('DATA_DIR', '')}. Or bring "
-        f"the text back as it was then and run: make data TOKENIZER={tokenizer} "
+        f"the text back as it was then and run: make data TOKENIZER={show_path(run.tokenizer)} "
         f"VOCAB_SIZE={config.vocab_size} {text} DATA_DIR={folder}"
     )
 
@@ -197,16 +188,13 @@ def measure(core: Core, trained: Trained) -> dict[str, Any]:
     most = trained.config.eval_examples
     questions = f"at most {most} questions" if most else "all questions"
     log.info("\nCORE: %s of each of %d tasks", questions, len(bundle.tasks))
-    numbers = {task.label: number for number, task in enumerate(bundle.tasks, 1)}
 
     def progress(what: str) -> None:
-        if what in numbers:
-            seconds = time.perf_counter() - began
-            log.info("%d/%d %s, %.0f s so far", numbers[what], len(numbers), what, seconds)
+        if what not in ("batch", "others"):
+            log.info("%s, %.0f s so far", what, time.perf_counter() - began)
 
-    scores = core(trained.model, progress=progress)
-    assert scores  # only the end of the process interrupts it
-    result = Result.of(scores, bundle.missing)
+    result = core(trained.model, progress=progress)
+    assert result  # only the end of the process interrupts it
     log.info("")
     for line in format_table(result, bundle.tables):
         log.info("%s", line)
@@ -247,7 +235,7 @@ def write(
     name = name_checkpoint(trained.step)
     if not trained.facts:
         name = f"init_{trained.source.rstrip('/').rpartition('/')[2]}"
-    path = paths_of(config).evaluation(name)
+    path = RunPaths.of(config.runs_dir, config.run_name, ROOT).evaluation(name)
     facts = {
         "schema": 1,
         "step": trained.step,

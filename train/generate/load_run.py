@@ -20,7 +20,7 @@ from record.default_run import choose_run, require_run
 from record.locks import RunFolderError, is_at_work
 from record.regular_file import limit_silence
 from record.run_paths import RunPaths
-from settings import ROOT, SettingsError
+from settings import ROOT, ExpectedError, SettingsError
 from settings.checks import (
     CHECKS,
     check_attention,
@@ -42,25 +42,14 @@ from train.checkpoint.identity import check_identity
 from train.checkpoint.manifest import CheckpointError, verify
 from train.data import prepare
 from train.data.data_paths import tokenizer_path
-from train.data.manifest import DataError
 from train.data.sources.source import CorpusError
 from train.data.tokenizer import TokenizerError, Vocabulary, load
 from train.distributed import parallel
 from train.distributed.world import World, broadcast_object, choose_device, raise_on_all_ranks
 from train.model import attention, hf_import
-from train.model.hf_import import ForeignError, some
+from train.model.hf_import import some
 from train.model.model import Transformer, build
 from train.run_folder import stored_config, stored_norm_eps
-
-PROBLEMS = (
-    SettingsError,
-    CheckpointError,
-    ForeignError,
-    TokenizerError,
-    DataError,
-    CorpusError,
-    RunFolderError,
-)
 
 # A command may be given these only as the run has them: they say what the weights compute and mean.
 SAME = {*SHAPE, "INIT_FROM", "SEQ_LEN", "DOC_MASK", "DATA_MIX"}
@@ -74,8 +63,10 @@ MAY_DIFFER = {
     "SEED",
     "TOKENIZER",
 }
-OF_THE_MACHINE = {"DEVICE", "NPROC", "NODES", "ATTENTION", "COMPILE"}  # always the command's
-OF_THE_RUN = {"PRESET", "MAX_STEPS"}  # always the run's, though they are FREE
+# Always the command's: where and how it computes, and what is accepted on resume as well.
+ALWAYS_THE_COMMANDS = {name for name, declared in SETTINGS.items() if declared.resume == FREE}
+ALWAYS_THE_COMMANDS |= {"DEVICE", "NPROC", "NODES", "ATTENTION", "COMPILE"}
+ALWAYS_THE_COMMANDS -= {"PRESET", "MAX_STEPS"}
 
 # Rules about steps: a command that takes none need not keep them.
 OF_TRAINING = CHECKS.keys() - {check_attention, check_mixture, check_nodes}
@@ -149,7 +140,7 @@ def open_trained(
 ) -> Trained:
     """Open the weights of RUN_NAME, or of INIT_FROM if there is no such run, on all processes together.
 
-    Raises one of PROBLEMS on all processes.
+    Raises ExpectedError on all processes.
 
     Args:
         split: whether processes hold a part each, by PARALLEL as in training; else each holds all.
@@ -158,13 +149,13 @@ def open_trained(
     """
     names = find_explicit() if given is None else given
     found = None
-    with raise_on_all_ranks(*PROBLEMS):
+    with raise_on_all_ranks(ExpectedError):
         if world.is_first:
             found = find(config, names)
     found = broadcast_object(found)
     assert found
     config = found.config
-    with raise_on_all_ranks(*PROBLEMS):
+    with raise_on_all_ranks(ExpectedError):
         vocabulary = vocabulary_of(found)
         choose_device(config, world.local_rank)  # refuses a DTYPE that the device does not have
         kernel = attention.choose(config, world.device)
@@ -206,10 +197,10 @@ def find(config: Config, given: Collection[str]) -> Found:
     paths = RunPaths.of(config.runs_dir, config.run_name, ROOT)  # with several sites, the first's
     require_run(config)
     before = stored_config(paths)
-    if not before and not config.init_from:
-        raise no_checkpoint(paths)
     if not before:
-        return find_folder(config, given)
+        if config.init_from:
+            return find_folder(config, given)
+        raise no_checkpoint(paths)
     stored = settings_of_run(paths, before)
     is_other_folder = config.init_from not in ("", stored.init_from)
     if is_other_folder and "INIT_FROM" in given and "RUN_NAME" not in given:
@@ -217,9 +208,10 @@ def find(config: Config, given: Collection[str]) -> Found:
     if stored.model:
         return find_export(config, paths, stored, given)
     problems = []
+    ours = config.values()
+    theirs = stored.values()
     for name in sorted(SAME.intersection(given)):
-        now = format_value(getattr(config, name.lower()))
-        then = format_value(getattr(stored, name.lower()))
+        now, then = format_value(ours[name]), format_value(theirs[name])
         if now != then:
             problems.append(
                 f"{name}={now}: The run {config.run_name} has {name}={then}. Leave {name} out, or "
@@ -233,8 +225,8 @@ def find(config: Config, given: Collection[str]) -> Found:
     tokenizer = None
     if "TOKENIZER" not in given and paths.tokenizer.is_file():
         tokenizer = paths.tokenizer
+    facts = {"attempts": [], **before, "checkpoint": manifest}
     used = settings_for_use(config, stored, given)
-    facts = before | {"attempts": before.get("attempts") or [], "checkpoint": manifest}
     return Found(used, folder, facts, stored_norm_eps(before), tokenizer)
 
 
@@ -245,17 +237,15 @@ def find_export(config: Config, paths: RunPaths, stored: Config, given: Collecti
     """
     export = paths.folder / "export"
     wanted = config.step or max(committed(paths.checkpoints), default=None)
-    exported = None
-    if (export / TUNED).is_file():
-        exported = hf_import.read_json(export / TUNED).get("step")
-    if exported is None or exported != wanted:
+    exported = hf_import.read_json(export / TUNED) if (export / TUNED).is_file() else {}
+    if wanted is None or exported.get("step") != wanted:
         step = f" STEP={config.step}" if config.step else ""
         raise RunFolderError(
             f"RUN_NAME={config.run_name}: has fine-tuned MODEL={stored.model}, and its step {wanted} has "
             f"not been exported yet. Run make export {name_run(paths.folder)}{step} first."
         )
     config = config.replace(init_from=str(export), step=None)
-    return find_folder(config, set(given) - {"TOKENIZER", "STEP"})
+    return find_folder(config, set(given) - {"TOKENIZER"})
 
 
 def settings_of_run(paths: RunPaths, before: dict[str, Any]) -> Config:
@@ -272,8 +262,7 @@ def settings_of_run(paths: RunPaths, before: dict[str, Any]) -> Config:
 
 def settings_for_use(config: Config, stored: Config, given: Collection[str]) -> Config:
     """Return the run's settings, with what the command may choose."""
-    free = {name for name, declared in SETTINGS.items() if declared.resume == FREE}
-    chosen = (free - OF_THE_RUN) | OF_THE_MACHINE | MAY_DIFFER.intersection(given)
+    chosen = ALWAYS_THE_COMMANDS | MAY_DIFFER.intersection(given)
     used = stored.replace(**{name.lower(): getattr(config, name.lower()) for name in chosen})
     # A run that was not evaluated while it trained can be measured all the same.
     return used.replace(eval_tokens=used.eval_tokens or DEFAULTS["EVAL_TOKENS"])
@@ -293,12 +282,8 @@ def checkpoint_of(config: Config, paths: RunPaths) -> tuple[Path, dict[str, Any]
         return latest
     if config.step not in steps:
         others = some([str(step) for step in reversed(steps)])
-        raise SettingsError(
-            [
-                f"STEP={config.step}: Run {config.run_name} has no checkpoint of that step. "
-                f"There are: {others}."
-            ]
-        )
+        problem = f"STEP={config.step}: Run {config.run_name} has no checkpoint of that step."
+        raise SettingsError([f"{problem} There are: {others}."])
     folder = folder_of(paths.checkpoints, config.step)
     return folder, verify(folder)
 
@@ -321,17 +306,14 @@ def find_folder(config: Config, given: Collection[str]) -> Found:
     if not path.is_dir():
         raise SettingsError([explain_missing(folder)])
     facts = hf_import.read_json(path / "config.json")
-    shape, _ = parse_shape(facts)  # `check` reports the complaints
-    longest = facts.get("max_position_embeddings")
-    if not isinstance(longest, int) or longest < 2:
-        longest = LONGEST
-    theirs = {name.lower(): value for name, value in shape.items() if name not in given}
-    theirs["doc_mask"] = False
-    if "TOKENIZER" not in given:
-        theirs["tokenizer"] = f"{folder.rstrip('/')}/tokenizer.json"
-    if "SEQ_LEN" not in given:
-        theirs["seq_len"] = min(longest, LONGEST)
-    made = config.replace(**theirs)
+    shape, _ = parse_shape(facts)  # hf_import.check reports what it complains about
+    longest = facts.get("max_position_embeddings") or LONGEST
+    theirs = shape | {
+        "TOKENIZER": f"{folder.rstrip('/')}/tokenizer.json",
+        "SEQ_LEN": min(longest, LONGEST),
+    }
+    own = {name.lower(): value for name, value in theirs.items() if name not in given}
+    made = config.replace(**own, doc_mask=False)
 
     problems = []
     if config.step is not None:
@@ -346,8 +328,9 @@ def find_folder(config: Config, given: Collection[str]) -> Found:
     except SettingsError as error:
         problems += error.problems
     else:
-        conflicts = (rule(made) for rule in (check_heads, check_kv_heads, check_tokenizer))
-        problems += filter(None, (explain(made, conflict) for conflict in conflicts))
+        for rule in (check_heads, check_kv_heads, check_tokenizer):
+            if conflict := explain(made, rule(made)):
+                problems.append(conflict)
     if problems:
         raise SettingsError(problems)
     return Found(made, path, {}, hf_import.read_norm_eps(path), None)

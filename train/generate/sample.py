@@ -20,10 +20,8 @@ import time
 from collections.abc import Sequence
 from typing import NoReturn
 
-from record.run_paths import RunPaths
-from settings import ROOT, SettingsError
+from settings import SettingsError
 from settings.config import Config
-from settings.resolve import name_run
 from train import console
 from train.checkpoint.manifest import CheckpointError
 from train.data import prepare
@@ -48,15 +46,31 @@ def run(chat: bool, config: Config, world: World) -> int:
     """Open the model and write what is asked for."""
     if not config.sample_tokens:
         refuse("SAMPLE_TOKENS=0: Leaves no room for text. Set for example SAMPLE_TOKENS=160.")
-    prompt = read_prompt(config)
-    if chat and not prompt and not is_terminal():
-        refuse(
-            "PROMPT is not set and standard input is empty, so there is no message to reply to. "
-            "Set for example PROMPT=Hello."
-        )
+    prompt = config.prompt
+    if not prompt and not sys.stdin.isatty():
+        log.info("the prompt is read from standard input")  # which the caller may have left open
+        # A line end at the end is the shell's.
+        prompt = decode(sys.stdin.buffer.read()).removesuffix("\n").removesuffix("\r")
+        if chat and not prompt:
+            refuse(
+                "PROMPT is not set and standard input is empty, so there is no message to reply to. "
+                "Set for example PROMPT=Hello."
+            )
     trained = open_trained(config, world)
-    refuse_nonfinite(trained)
-    introduce(trained)
+    for name, weight in trained.model.named_parameters():
+        if not weight.isfinite().all():  # of a run that diverged: any token would be as likely
+            raise CheckpointError(
+                f"{trained.source}: {name} holds values that are infinite or NaN. Choose an earlier "
+                "checkpoint with STEP (make checkpoints lists them)."
+            )
+    log.info(
+        "%s: %s, %.2fM parameters, SEQ_LEN=%d, on %s",
+        trained.source,
+        f"step {trained.step}" if trained.facts else "imported weights",
+        sum(weight.numel() for weight in trained.model.parameters()) / 1e6,
+        trained.config.seq_len,
+        world.device,
+    )
     trained.model.to(trained.model.dtype)  # once, and not for each token
     if not chat:
         continue_prompt(trained, prompt)
@@ -69,46 +83,6 @@ def run(chat: bool, config: Config, world: World) -> int:
 
 def refuse(problem: str) -> NoReturn:
     raise SettingsError([problem])
-
-
-def introduce(trained: Trained) -> None:
-    parameters = sum(weight.numel() for weight in trained.model.parameters())
-    log.info(
-        "%s: %s, %.2fM parameters, SEQ_LEN=%d, on %s",
-        trained.source,
-        f"step {trained.step}" if trained.facts else "imported weights",
-        parameters / 1e6,
-        trained.config.seq_len,
-        trained.model.rotary.device,
-    )
-
-
-def refuse_nonfinite(trained: Trained) -> None:
-    """Raise CheckpointError for the weights of a run that diverged: they make any token as likely."""
-    config = trained.config
-    named = name_run(RunPaths.of(config.runs_dir, config.run_name, ROOT).folder)
-    for name, weight in trained.model.named_parameters():
-        if not weight.isfinite().all():
-            raise CheckpointError(
-                f"{trained.source}: {name} holds values that are infinite or NaN. Choose an earlier "
-                f"checkpoint with STEP. `make checkpoints {named}` lists them."
-            )
-
-
-def is_terminal() -> bool:
-    return sys.stdin is not None and sys.stdin.isatty()
-
-
-def read_prompt(config: Config) -> str:
-    """Return PROMPT, or the text on standard input unless that is a terminal. Raises SettingsError.
-
-    A line end at the end is the shell's and is dropped.
-    """
-    if config.prompt or sys.stdin is None or is_terminal():
-        return config.prompt
-    log.info("the prompt is read from standard input")  # which the caller may have left open
-    text = decode(sys.stdin.buffer.read())
-    return text.removesuffix("\n").removesuffix("\r")
 
 
 def decode(content: bytes) -> str:
@@ -125,32 +99,13 @@ def continue_prompt(trained: Trained, prompt: str) -> None:
     if not prompt and trained.facts:
         prompt = prepare.source_of(config, next(iter(config.mixture))).prompt
         log.info('PROMPT is not set, so the text starts with "%s"', prompt)
-    vocabulary = trained.vocabulary
-    ids = [vocabulary.end_of_text, *vocabulary.encode(prompt)]
-    check_length(config, ids)
+    ids = [trained.vocabulary.end_of_text, *trained.vocabulary.encode(prompt)]
     write(trained, ids, before=prompt)
-
-
-def check_length(config: Config, ids: list[int]) -> None:
-    """Refuse more tokens than the context holds. Say if what continues them may outgrow it."""
-    if len(ids) > config.seq_len:
-        refuse(
-            f"PROMPT: {len(ids)} tokens, and the context is SEQ_LEN={config.seq_len}. "
-            "Shorten the text."
-        )
-    if len(ids) + config.sample_tokens > config.seq_len + 1:
-        log.info("Context: SEQ_LEN=%d tokens. Older text is dropped.", config.seq_len)
-
-
-# ---------------------------------------------------------------------------------------------------
-# Conversations
-# ---------------------------------------------------------------------------------------------------
 
 
 def reply(trained: Trained, messages: Sequence[Message]) -> str:
     """Write the assistant's next message, and return it."""
     ids = chat_format.render(trained.vocabulary, messages)
-    check_length(trained.config, ids)
     return write(trained, ids, [chat_format.end_of_message(trained.vocabulary)])
 
 
@@ -191,29 +146,38 @@ def forget_oldest(trained: Trained, messages: list[Message]) -> None:
         )
 
 
-# ---------------------------------------------------------------------------------------------------
-# Writing
-# ---------------------------------------------------------------------------------------------------
-
-
 def write(trained: Trained, ids: list[int], stops: Sequence[int] = (), before: str = "") -> str:
     """Write SAMPLES texts that continue these ids, and return the first.
 
-    A single one is written as it comes.
+    A single one is written as it comes. Raises SettingsError if SEQ_LEN has no room for the ids.
 
     Args:
         before: text that each begins with.
     """
     config = trained.config
+    if len(ids) > config.seq_len:
+        refuse(
+            f"PROMPT: {len(ids)} tokens, and the context is SEQ_LEN={config.seq_len}. "
+            "Shorten the text."
+        )
+    if len(ids) + config.sample_tokens > config.seq_len + 1:
+        log.info("Context: SEQ_LEN=%d tokens. Older text is dropped.", config.seq_len)
     samples = range(config.samples)
     output = console.WrappedText(sys.stdout)
-    show = output.write if config.samples == 1 else str
+    is_single = config.samples == 1
     streams = [TextStream(trained.vocabulary, ids) for _ in samples]
     texts = [""] * config.samples
     count = 0
+
+    def add(number: int, part: str) -> None:
+        texts[number] += part
+        if is_single:
+            output.write(part)
+
     began = time.perf_counter()
-    show(before)
     try:
+        if is_single:
+            output.write(before)
         rows = generate(
             trained.model,
             [ids for _ in samples],
@@ -226,17 +190,15 @@ def write(trained: Trained, ids: list[int], stops: Sequence[int] = (), before: s
         for row in rows:
             for number, token in enumerate(row):
                 if token is not None:
-                    part = streams[number].add(token)
-                    texts[number] += part
+                    add(number, streams[number].add(token))
                     count += 1
-                    show(part)
     finally:
-        took = time.perf_counter() - began
         for number in samples:
-            rest = streams[number].rest()
-            texts[number] += rest
-            show(f"{rest}\n")
-    if config.samples > 1:
+            add(number, streams[number].rest())
+        if is_single:
+            output.write("\n")
+    took = time.perf_counter() - began
+    if not is_single:
         for number, text in enumerate(texts):
             head = f"==== {number + 1} of {config.samples}, SEED={config.seed + number}"
             output.write(f"{head}\n{before}{text}\n")

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from train.checkpoint.find import best
 from train.distributed.world import broadcast_object
-from train.evaluate.core.metric import Result
 from train.evaluate.core.score import Core
 from train.evaluate.scoring import ScoringFailed
 from train.evaluate.validation import FULL_SET
@@ -55,7 +54,6 @@ class Score:
 
         began = time.perf_counter()
         result = None
-        values: dict[str, Any] = {}
         with job.activity("an evaluation", most_s, "EVAL_MINUTES", phase="evaluating"):
             try:
                 result = score(
@@ -64,18 +62,16 @@ class Score:
                     limit_s=limit_s,
                     progress=progress,
                 )
+                if result is None:
+                    raise Interrupted
+                values: dict[str, Any] = result.record()
             except ScoringFailed as error:
                 values = {"error": str(error)}
                 job.recorder.say(
                     f"{self.name} at step {job.step} failed, and training goes on: {error}"
                 )
-        if result is None and not values:
-            raise Interrupted
         self.last_at = job.step
-        values["eval_s"] = time.perf_counter() - began
-        if result is not None:
-            values = {**result.record(), **values}
-        return result, values
+        return result, values | {"eval_s": time.perf_counter() - began}
 
 
 class Evaluation(Hook):
@@ -120,42 +116,35 @@ class Evaluation(Hook):
     def score(self, job: "Job") -> None:
         """Make the evaluations that are due. Raises Interrupted."""
         config = job.config
-        validate_every, core_every = config.eval_every, config.core_every
-        if not config.eval_tokens:
-            validate_every = 0
+        validate_every = config.eval_every if config.eval_tokens else 0
+        core_every = config.core_every if self.core else 0
         if job.step >= config.last_step:  # at_end scores more text; KEEP_BEST compares the same
             validate_every = int(config.keep_best and job.step == config.last_step)
             core_every = 0
         if self.validation.is_due(job.step, validate_every):
             self.validate(job)
-        if self.core and self.core_score.is_due(job.step, core_every):
+        if self.core_score.is_due(job.step, core_every):
             self.score_core(job)
 
     def validate(self, job: "Job", full: bool = False) -> Any:
         """Score held-out text. Returns the result, None where it failed. Raises Interrupted."""
         score = functools.partial(self.evaluator, full=full)
         result, values = self.validation.run(job, score, FULL_SET if full else 1)
-        if result is None:
-            values = {"val_loss": None, "val_bpb": None, "scored_tokens": 0} | values
-        elif full and self.compressed:
-            values["compressed_bpb"] = self.compressed
-        if not full:
-            self.validation_loss = result.loss if result else None
         if result:
             job.status.beat(val_loss=result.loss)
+        else:
+            values |= {"val_loss": None, "val_bpb": None, "scored_tokens": 0}
+        if not full:
+            self.validation_loss = values["val_loss"]
+        elif result and self.compressed:
+            values["compressed_bpb"] = self.compressed
         job.recorder.evaluation(job.step, job.tokens, **values, full=full)
         return result
 
     def score_core(self, job: "Job") -> None:
         """Score CORE's tasks. Raises Interrupted."""
-        core = self.core
-        assert core
-
-        def score(*model: Any, **limits: Any) -> Result | None:
-            scores = core(*model, **limits)
-            return None if scores is None else Result.of(scores, core.bundle.missing)
-
-        result, values = self.core_score.run(job, score)
+        assert self.core
+        result, values = self.core_score.run(job, self.core)
         if result:
             job.recorder.say(f"step {job.step}: {result.describe()}")
         else:

@@ -26,54 +26,44 @@ class FinalSample(Hook):
 
     def at_end(self, job: "Job") -> None:
         config = job.config
-        is_together = is_fsdp(job.model)
-        if not config.sample_tokens or not (job.world.is_first or is_together):
+        is_split = is_fsdp(job.model)
+        if not config.sample_tokens or not (job.world.is_first or is_split):
             return
         limit_s = config.start_timeout_s + config.sample_tokens
         with job.activity("sampling", limit_s, "START_TIMEOUT_S", phase="sampling"):
             try:
                 texts = write_texts(job)
             except Exception as error:  # the run is whole without it
-                if is_together:
+                if is_split:
                     raise
                 job.recorder.say(f"no sample: {type(error).__name__}: {error}")
                 return
-            if job.world.is_first:
-                show(job, texts)
+        if not job.world.is_first:
+            return
+        whole = "\n\n".join(texts)
+        shown = "\n\n".join(map(excerpt, texts))
+        job.recorder.say(
+            f"sample, step {job.step}:\n{textwrap.indent(whole, '    ')}",
+            f"\nSamples (full text in sample.txt):\n{textwrap.indent(shown, '    ')}",
+        )
+        try:
+            write_whole(job.paths.sample, f"{whole}\n".encode())
+        except OSError as error:
+            job.recorder.say(f"{job.paths.sample}: cannot be written ({error.strerror})")
 
 
 def write_texts(job: "Job") -> list[str]:
     """Return the texts, in whole lines where they have any."""
     config = job.config
+    model = cast(Transformer, unwrap(job.model))
     prompt = prepare.source_of(config, job.loader.mixture.names[0]).prompt
+    length = max(1, config.sample_tokens // TEXTS)
     texts = []
     for number in range(TEXTS):
-        text = continue_text(
-            cast(Transformer, unwrap(job.model)),
-            job.vocabulary,
-            prompt,
-            max(1, config.sample_tokens // TEXTS),
-            config.seed + number,
-            temperature=TEMPERATURE,
-        )
+        seed = config.seed + number
+        text = continue_text(model, job.vocabulary, prompt, length, seed, TEMPERATURE)
         texts.append(text.rpartition("\n")[0].rstrip() or text)
     return texts
-
-
-def show(job: "Job", texts: list[str]) -> None:
-    """Write sample.txt, and print the beginnings."""
-    where = " (full text in sample.txt)"
-    try:
-        write_whole(job.paths.sample, ("\n\n".join(texts) + "\n").encode())
-    except OSError as error:  # it is printed, and the run is whole without it
-        where = ""
-        job.recorder.say(f"{job.paths.sample}: cannot be written ({error.strerror})")
-    whole = "\n\n".join(texts)
-    shown = "\n\n".join(map(excerpt, texts))
-    job.recorder.say(
-        f"sample, step {job.step}:\n{textwrap.indent(whole, '    ')}",
-        f"\nSamples{where}:\n{textwrap.indent(shown, '    ')}",
-    )
 
 
 def excerpt(text: str) -> str:

@@ -118,30 +118,27 @@ def generate(
     is_split = is_fsdp(model)
     seq_len = model.rotary.shape[1]
     ids = [list(text) for text in texts]
-    cache = KVCache(model, len(ids), min(max(map(len, ids)) + n_tokens, seq_len))
+    cache = model.new_cache(len(ids), min(max(map(len, ids)) + n_tokens, seq_len))
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-    ended = [False] * len(ids)
-    starts = [0] * len(ids)
+    has_ended = [False] * len(ids)
     logits = read(model, cache, ids)
     for count in range(1, n_tokens + 1):
         row = choose(logits[:, : vocabulary.size], how, generators).tolist()
         if is_split:  # all processes go on with the same tokens
             row = broadcast_object(row)
+        shown: list[int | None] = list(row)
         for place, token in enumerate(row):
-            ended[place] = ended[place] or token in stops
+            has_ended[place] = has_ended[place] or token in stops
             ids[place].append(token)
-        yield [None if over else token for over, token in zip(ended, row, strict=True)]
-        if all(ended) or count == n_tokens:
+            if has_ended[place]:
+                shown[place] = None
+                ids[place] = [vocabulary.end_of_text]  # the others may outgrow SEQ_LEN without it
+        yield shown
+        if all(has_ended) or count == n_tokens:
             return
-        before = starts
-        starts = [window_start(len(text), seq_len) for text in ids]
-        seen = [text[start:] for text, start in zip(ids, starts, strict=True)]
-        for place, over in enumerate(ended):
-            if over:  # the others may outgrow SEQ_LEN without it
-                starts[place] = 0
-                seen[place] = [vocabulary.end_of_text]
-        if cache.is_full or any(new > old for new, old in zip(starts, before, strict=True)):
-            logits = read(model, cache, seen)
+        if cache.is_full:  # as soon as a text outgrows SEQ_LEN
+            windows = [text[window_start(len(text), seq_len) :] for text in ids]
+            logits = read(model, cache, windows)
         else:
             logits = forward(model, torch.tensor(row, device=cache.device)[:, None], cache)
 

@@ -7,25 +7,25 @@
 
 All rows write to the same column, so that memory allocated once takes a token without an index. A
 mask, made once per start, hides what is before a shorter row. Positions count from the first token
-of each row.
+of each row. `Transformer.new_cache` makes one.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-if TYPE_CHECKING:  # model.py imports this module
-    from train.model.model import Transformer
-
-Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
-
 
 class KVCache:
-    """The memory of `rows` texts, of at most `length` tokens each.
+    """The memory of some texts.
+
+    Args:
+        n_layer: layers of the model.
+        shape: (rows, H_kv, length, D) of the keys of a layer: so many texts, of at most `length` tokens.
+        dtype: of keys and values.
+        device: where they are.
 
     Attributes:
         column: number of columns that are filled, the same for all rows.
@@ -33,17 +33,21 @@ class KVCache:
         mask: (rows, 1, 1, length) with -inf where a row has no text; None if all begin together.
     """
 
-    def __init__(self, model: "Transformer", rows: int, length: int):
-        self.length = length
-        self.dtype = model.dtype
-        self.device = model.rotary.device
+    def __init__(
+        self,
+        n_layer: int,
+        shape: tuple[int, int, int, int],
+        dtype: torch.dtype,
+        device: torch.device,
+    ):
+        self.length = shape[2]
+        self.dtype = dtype
+        self.device = device
         self.lengths: list[int] = []
         self.column = 0
-        self.starts = torch.zeros(rows, dtype=torch.int64, device=self.device)
+        self.starts = torch.zeros(shape[0], dtype=torch.int64, device=device)
         self.mask: Tensor | None = None
-        attention: Any = model.layers[0].self_attn  # all layers have this shape
-        width = attention.k_proj.out_features
-        self.layers = [LayerCache(self, width, attention.head_dim) for _ in model.layers]
+        self.layers = [LayerCache(self, shape) for _ in range(n_layer)]
 
     @property
     def is_full(self) -> bool:
@@ -64,46 +68,45 @@ class KVCache:
         """Return the rows of the rotary table (2, SEQ_LEN, 1, D) for the next T tokens of each text."""
         if self.column == 0:  # texts are padded at the end
             return rotary[:, :T]
-        if self.mask is None:
-            return rotary[:, self.column : self.column + T]
         return rotary[:, (self.column - self.starts)[:, None]]
 
     def advance(self, x: Tensor) -> Tensor:
         """Count the columns of x (B, T, C) as filled, and return (B, C) for each text's last token."""
         B, T, _ = x.shape
-        is_start = self.column == 0
+        last = T - 1 - self.starts if self.column == 0 else 0
         self.column += T
-        if not is_start:
-            return x[:, 0]
-        return x[torch.arange(B, device=self.device), T - 1 - self.starts]
+        return x[torch.arange(B, device=self.device), last]
 
 
 class LayerCache:
-    """Keys and values of one layer, (B, H_kv, length, D) each."""
+    """Keys and values of one layer."""
 
-    def __init__(self, cache: KVCache, width: int, head_dim: int):
+    def __init__(self, cache: KVCache, shape: tuple[int, int, int, int]):
         self.cache = cache
-        shape = (len(cache.starts), width // head_dim, cache.length, head_dim)
         # Zeros: even what the mask hides is multiplied, and must be a finite number.
         self.keys = torch.zeros(shape, dtype=cache.dtype, device=cache.device)
         self.values = torch.zeros(shape, dtype=cache.dtype, device=cache.device)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, attend: Attend) -> Tensor:
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, attend_whole: Callable[..., Tensor]
+    ) -> Tensor:
         """Store keys and values, and compute attention over all that is stored.
 
         Args:
             q: (B, T, H, D). T is 1 except for the first pass.
             k: (B, T, H_kv, D), and so is v.
-            attend: the model's kernel, which reads whole texts.
+            attend_whole: the model's kernel, which reads whole texts.
         """
+        B, T, H, D = q.shape
         column = self.cache.column
-        if column == 0:
-            self.store_texts(k, v)
-            return attend(q, k, v, None)
+        if column == 0:  # rows end at the same column
+            for row, length in enumerate(self.cache.lengths):
+                self.keys[row, :, T - length : T] = k[row, :length].transpose(0, 1)
+                self.values[row, :, T - length : T] = v[row, :length].transpose(0, 1)
+            return attend_whole(q, k, v, None)
         self.keys[:, :, column] = k[:, 0]
         self.values[:, :, column] = v[:, 0]
         mask = self.cache.mask
-        B, _, H, D = q.shape
         y = F.scaled_dot_product_attention(  # heads that share keys are rows of one product
             q.view(B, k.shape[2], -1, D),
             self.keys[:, :, : column + 1],
@@ -111,11 +114,3 @@ class LayerCache:
             attn_mask=None if mask is None else mask[..., : column + 1],
         )
         return y.view(B, 1, H, D)
-
-    def store_texts(self, k: Tensor, v: Tensor) -> None:
-        """Store whole texts so that all rows end at the same column."""
-        longest = k.shape[1]
-        for row, length in enumerate(self.cache.lengths):
-            columns = slice(longest - length, longest)
-            self.keys[row, :, columns] = k[row, :length].transpose(0, 1)
-            self.values[row, :, columns] = v[row, :length].transpose(0, 1)

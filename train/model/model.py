@@ -187,6 +187,7 @@ class Transformer(nn.Module):
         self.dtype = getattr(torch, c.dtype)
         self.kernel = kernel
         self.vocab_size = c.vocab_size
+        self.n_kv_head = c.n_kv_head or c.n_head
         self.embed_tokens = Embedding(c.padded_vocab_size, c.n_embd)
         self.layers = nn.ModuleList(Block(c, kernel) for _ in range(c.n_layer))
         self.norm = RMSNorm(c.n_embd)
@@ -198,6 +199,11 @@ class Transformer(nn.Module):
         self.register_buffer(
             "rotary", rotary_table(c.seq_len, c.head_dim, c.rope_theta), persistent=False
         )
+
+    def new_cache(self, rows: int, length: int) -> KVCache:
+        """Return an empty memory for so many texts, of at most `length` tokens each."""
+        shape = (rows, self.n_kv_head, length, self.rotary.shape[-1])
+        return KVCache(len(self.layers), shape, self.dtype, self.rotary.device)
 
     def hidden(
         self,

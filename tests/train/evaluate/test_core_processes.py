@@ -1,5 +1,5 @@
 """CORE on two processes, with copies of the weights and with parts of them: the counts of one process, and one
-collective operation for all of them."""
+sum over the processes for all of them."""
 
 import dataclasses
 import json
@@ -29,7 +29,7 @@ def model_of(c, world):
 
 
 def counts(core, model):
-    return [list(dataclasses.astuple(score)[1:]) for score in core(model)]
+    return [list(dataclasses.astuple(score)[1:]) for score in core(model).scores.values()]
 
 
 def rank(number, c, folder):

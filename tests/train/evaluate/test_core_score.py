@@ -90,9 +90,7 @@ def test_log_likelihoods_are_those_of_hugging_face(parts, label):
     if label == "piqa":  # two shots: some are longer than the context
         assert 0 < sum(one.cropped for one in found) < len(found)
         assert any(len({choice.cut for choice in one.choices}) > 1 for one in found)
-    scores = core(parts)(model)
-    (score,) = [score for score in scores if score.task.label == label]
-    assert score.right == right
+    assert core(parts)(model).scores[label].right == right
 
 
 def test_what_is_greedily_decoded_counts_as_right(parts):
@@ -140,13 +138,13 @@ def test_the_lowest_mean_wins_and_of_equal_ones_the_first():
 
 def test_counts_do_not_depend_on_ranks_and_batches(parts):
     model = parts[1]
-    whole = core(parts)(model)
-    assert [score.asked for score in whole] == [12, 12, 12, 12]
-    assert 0 < sum(score.right for score in whole) < 48
+    whole = core(parts)(model).scores
+    assert [score.asked for score in whole.values()] == [12, 12, 12, 12]
+    assert 0 < sum(score.right for score in whole.values()) < 48
     for size in (1, 5):
         shares = [core(parts, rank, 3, micro_batch_size=size)(model) for rank in range(3)]
-        for score, *of_ranks in zip(whole, *shares, strict=True):
-            counts = [dataclasses.astuple(share)[1:] for share in of_ranks]
+        for label, score in whole.items():
+            counts = [dataclasses.astuple(share.scores[label])[1:] for share in shares]
             assert Score(score.task, *map(sum, zip(*counts, strict=True))) == score
 
 
@@ -154,9 +152,10 @@ def test_a_part_is_asked_as_it_is_in_the_whole_and_kept_for_the_next_time(parts)
     model, words = parts[1], []
     some = core(parts, eval_examples=5, micro_batch_size=3)
     first = some(model, progress=words.append)
-    assert words == [word for label in TASKS for word in (label, "batch", "batch")] + ["others"]
+    labels = [f"{number}/4 {label}" for number, label in enumerate(TASKS, 1)]
+    assert words == [word for label in labels for word in (label, "batch", "batch")] + ["others"]
     held = some.kept["piqa"]
-    assert [score.asked for score in first] == [5, 5, 5, 5]
+    assert [score.asked for score in first.scores.values()] == [5, 5, 5, 5]
     assert some(model) == first
     assert some.kept["piqa"] is held
     _, every = asked(parts, "piqa")
@@ -164,9 +163,9 @@ def test_a_part_is_asked_as_it_is_in_the_whole_and_kept_for_the_next_time(parts)
 
 
 def test_an_answer_longer_than_the_context_is_left_out_and_counted(parts):
-    found = core(parts, seq_len=4)(parts[1])
-    assert all(score.asked + score.too_long == 12 for score in found)
-    assert 0 < found[-1].too_long < 12
+    found = core(parts, seq_len=4)(parts[1]).scores
+    assert all(score.asked + score.too_long == 12 for score in found.values())
+    assert 0 < found["jeopardy"].too_long < 12
 
 
 def test_what_goes_wrong_costs_the_number_and_says_why(parts, monkeypatch):

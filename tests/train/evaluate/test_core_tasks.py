@@ -8,7 +8,6 @@ import pytest
 from tests.conftest import SHARED
 from tests.core_bundle import example, files, lines
 from train.data import tokenizer
-from train.evaluate.core import prompts
 from train.evaluate.core.prompts import question_of, questions, texts_of
 from train.evaluate.core.tasks import (
     CORE_TASKS,
@@ -170,8 +169,7 @@ def test_scored_is_what_follows_the_common_beginning_or_is_the_common_end(
 
 
 @pytest.mark.parametrize("task", KINDS, ids=lambda task: task.kind)
-def test_a_text_is_tokenized_whole(task, data, monkeypatch):
-    monkeypatch.setattr(prompts, "EXAMPLES_AT_ONCE", 2)
+def test_a_text_is_tokenized_whole(task, data):
     vocabulary = tokenizer.load(Path(data["TOKENIZER"]))
     entries = [example(task.kind, i) for i in range(12)]
     several = list(questions(task, entries, [7, 2, 3], vocabulary, 10_000))

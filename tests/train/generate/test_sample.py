@@ -199,7 +199,12 @@ def test_a_message_is_answered(sample):
 
 def test_a_conversation_leaves_room_for_an_answer(sample, monkeypatch):
     asked: list[int] = []
-    monkeypatch.setattr(sampling, "write", lambda opened, ids, stops: asked.append(len(ids)) or "a")
+
+    def generate(model, texts, *_):
+        asked.append(len(texts[0]))
+        yield [40]
+
+    monkeypatch.setattr(sampling, "generate", generate)
     _, err = sample(b"abcd\n" * 12, terminal=True, chat=True, SAMPLE_TOKENS=10)
     assert len(asked) == 12
     assert 32 - 10 - 8 < max(asked) <= 32 - 10

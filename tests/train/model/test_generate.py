@@ -129,7 +129,7 @@ class Says(torch.nn.Module):
         super().__init__()
         self.inner, self.rows, self.at = made(c), rows, 0
         self.rotary, self.compiled, self.dtype = self.inner.rotary, False, self.inner.dtype
-        self.layers = self.inner.layers
+        self.new_cache = self.inner.new_cache
 
     def forward(self, tokens, cache):
         self.inner(tokens, cache=cache)

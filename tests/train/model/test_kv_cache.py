@@ -8,7 +8,6 @@ import torch
 from tests.train.model.test_model import VARIANTS, recipe
 from train.model import attention
 from train.model.generate import forward, read
-from train.model.kv_cache import KVCache
 from train.model.model import build
 
 CPU = torch.device("cpu")
@@ -45,7 +44,7 @@ def made(c):
 def test_logits_are_those_of_whole_passes(tiny, changes, lengths):
     c = recipe(tiny, **changes)
     model, texts = made(c), some_texts(c, *lengths)
-    cache = KVCache(model, len(texts), max(lengths) + 9)
+    cache = model.new_cache(len(texts), max(lengths) + 9)
     found = read(model, cache, texts)
     for token in range(9):
         torch.testing.assert_close(found, one_by_one(model, texts), rtol=1e-4, atol=1e-4)
@@ -60,7 +59,7 @@ def test_logits_are_those_of_whole_passes(tiny, changes, lengths):
 def test_what_was_read_before_is_forgotten(tiny):
     c = recipe(tiny)
     model = made(c)
-    cache = KVCache(model, 2, 20)
+    cache = model.new_cache(2, 20)
     read(model, cache, some_texts(c, 15, 2))
     assert not add(model, cache, [1, 2]).requires_grad
     texts = some_texts(c, 3, 6)
@@ -79,7 +78,7 @@ def test_in_bfloat16_it_computes_what_the_model_does_also_with_weights_that_are_
     c = dataclasses.replace(recipe(tiny, tie_embeddings=True), dtype="bfloat16")
     model, texts = made(c), some_texts(c, 6, 6)
     exact = one_by_one(model, texts)
-    cache = KVCache(model, 2, 8)
+    cache = model.new_cache(2, 8)
     assert torch.equal(read(model, cache, texts), exact)
     after = add(model, cache, [1, 2])
     whole = one_by_one(model, [[*texts[0], 1], [*texts[1], 2]])

@@ -9,7 +9,6 @@ What is no bundle, such as an error page, is never kept; its size and first byte
 
 import csv
 import hashlib
-import io
 import logging
 import shutil
 import urllib.error
@@ -135,10 +134,9 @@ class Bundle:
         name = f"openai-community-{model}.csv"
         if not self.has(name):
             return {}
-        rows = csv.reader(io.StringIO(self.read(name).decode(errors="replace")))
-        next(rows, None)  # Task, Accuracy, Centered
+        rows = self.read(name).decode(errors="replace").splitlines()[1:]  # Task, Accuracy, Centered
         try:
-            return {row[0].strip(): float(row[2]) for row in rows if any(row)}
+            return {row[0].strip(): float(row[2]) for row in csv.reader(rows) if any(row)}
         except (IndexError, ValueError):
             log.warning("%s: %s is no table of Task, Accuracy, Centered", self.path, name)
             return {}

@@ -12,7 +12,6 @@ no rule.
 """
 
 import dataclasses
-import itertools
 from array import array
 from collections.abc import Iterator, Sequence
 
@@ -26,8 +25,6 @@ from train.evaluate.core.tasks import (
     list_pairs,
     shots_of,
 )
-
-EXAMPLES_AT_ONCE = 512
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,17 +90,11 @@ def questions(
     longest: int,
 ) -> Iterator[Question]:
     """Tokenize these examples, in their order. longest: tokens of a text; the first ones are cut if it has more."""
-    for first in range(0, len(numbers), EXAMPLES_AT_ONCE):
-        part = numbers[first : first + EXAMPLES_AT_ONCE]
-        texts = [texts_of(task, examples[i], shots_of(task, examples, i)) for i in part]
-        encoded = iter(
-            vocabulary.tokenizer.encode_batch_fast(
-                list(itertools.chain(*texts)), add_special_tokens=False
-            )
-        )
-        for number, of_example in zip(part, texts, strict=True):
-            tokens = [[vocabulary.end_of_text, *next(encoded).ids] for _ in of_example]
-            yield question_of(task, examples[number], number, tokens, longest)
+    for number in numbers:
+        texts = texts_of(task, examples[number], shots_of(task, examples, number))
+        encoded = vocabulary.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        tokens = [[vocabulary.end_of_text, *text.ids] for text in encoded]
+        yield question_of(task, examples[number], number, tokens, longest)
 
 
 def question_of(
@@ -134,6 +125,6 @@ def question_of(
 def common(sequences: Sequence[Sequence[int]]) -> int:
     """Count the tokens that all begin with."""
     for i, tokens in enumerate(zip(*sequences, strict=False)):
-        if any(token != tokens[0] for token in tokens):
+        if len(set(tokens)) > 1:
             return i
     return min(map(len, sequences))

@@ -21,10 +21,10 @@ from train.data.tokenizer import Vocabulary
 from train.distributed.parallel import unwrap
 from train.distributed.world import World, all_gather_object, raise_on_all_ranks
 from train.evaluate.core.bundle import Bundle, open_bundle
-from train.evaluate.core.metric import COUNTS, Score
+from train.evaluate.core.metric import COUNTS, Result, Score
 from train.evaluate.core.prompts import Choice, Question, common, questions
 from train.evaluate.core.tasks import LANGUAGE, CoreError, Task, chosen
-from train.evaluate.scoring import add_up
+from train.evaluate.scoring import ScoringFailed, add_up
 from train.model import prefix_scoring
 from train.model.compilation import as_written
 
@@ -51,17 +51,11 @@ def group(choices: Sequence[Choice]) -> list[list[int]]:
     Those from which unequally much was cropped cannot, even if their first tokens are equal by chance.
     A choice that equals an earlier one is in no group: it scores what that one does, to the bit.
     """
-    by_cut: dict[int, list[int]] = {}
+    groups: dict[tuple[int, int], list[int]] = {}
     for place, choice in enumerate(choices):
         if choices.index(choice) == place:
-            by_cut.setdefault(choice.cut, []).append(place)
-    groups = []
-    for places in by_cut.values():
-        if common([choices[place].tokens for place in places]):
-            groups.append(places)
-        else:
-            groups += [[place] for place in places]
-    return groups
+            groups.setdefault((choice.cut, choice.tokens[0]), []).append(place)
+    return list(groups.values())
 
 
 @torch.no_grad()
@@ -117,40 +111,38 @@ class Core:
 
     def __call__(
         self, model: nn.Module, progress: Callable[[str], None] = lambda what: None, **limits: Any
-    ) -> list[Score] | None:
+    ) -> Result | None:
         """Ask all questions. All ranks call it together.
 
         Args:
-            progress: called with a task's label, with "batch" and with "others".
+            progress: called with the number and label of a task, with "batch" and with "others".
             limits: interrupted and limit_s of scoring.add_up.
 
         Returns:
-            What became of the questions of each task. None if any rank was interrupted.
+            None if any rank was interrupted.
 
         Raises ScoringFailed, on all ranks.
         """
         network = unwrap(model)
         tasks = self.bundle.tasks
 
-        def score(batch: tuple[int, list[Question]], sums: Tensor) -> str:
+        def score(batch: tuple[int, list[Question]], sums: Tensor) -> None:
             place, questions = batch
             task = tasks[place]
             askable = [question for question in questions if not question.too_long]
-            right = 0
             scores = score_choices(network, askable, self.world.device)
-            for question, of_choices in zip(askable, scores, strict=True):
-                right += is_right(task, question, of_choices)
-                if not all(math.isfinite(choice.nats) for choice in of_choices):
-                    return (
-                        f"{task.label}: the model's losses are no finite numbers; its weights are "
-                        "damaged or diverged"
-                    )
+            if not all(math.isfinite(choice.nats) for choices in scores for choice in choices):
+                raise ScoringFailed(
+                    f"{task.label}: the model's losses are no finite numbers; its weights are "
+                    "damaged or diverged"
+                )
+            pairs = zip(askable, scores, strict=True)
+            right = sum(is_right(task, question, choices) for question, choices in pairs)
             cropped = sum(question.cropped for question in askable)
             too_long = len(questions) - len(askable)
             merged = sum(question.merged for question in askable)
             counts = sums.new_tensor([right, len(askable), cropped, too_long, merged])
             sums.view(-1, COUNTS)[place] += counts  # in the order of a Score
-            return ""
 
         with as_written(network):  # each length would be compiled
             values = add_up(
@@ -168,7 +160,8 @@ class Core:
         if values is None:
             return None
         of_tasks = torch.tensor(values).long().view(-1, COUNTS).tolist()
-        return [Score(task, *counts) for task, counts in zip(tasks, of_tasks, strict=True)]
+        scores = [Score(task, *counts) for task, counts in zip(tasks, of_tasks, strict=True)]
+        return Result.of(scores, self.bundle.missing)
 
     def read_batches(self, progress: Callable[[str], None]) -> Iterator[tuple[int, list[Question]]]:
         """Read this rank's questions, with their task's place; of each task the longest first.
@@ -176,8 +169,9 @@ class Core:
         Those that are too long come last.
         """
         size = self.config.micro_batch_size
-        for place, task in enumerate(self.bundle.tasks):
-            progress(task.label)
+        tasks = self.bundle.tasks
+        for place, task in enumerate(tasks):
+            progress(f"{place + 1}/{len(tasks)} {task.label}")
             questions = self.read_questions(task)
             for first in range(0, len(questions), size):
                 yield place, questions[first : first + size]
