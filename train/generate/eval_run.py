@@ -209,7 +209,7 @@ def measure(core: Core, trained: Trained) -> dict[str, Any]:
         },
         "seconds": time.perf_counter() - began,
         "examples": most,
-        "missing": result.missing,
+        "lacking": result.unscored,
         "tasks": {label: facts_of(score) for label, score in result.scores.items()},
         "gpt2": {"source": "the bundle's tables", "centred": bundle.tables},
     }

@@ -26,7 +26,7 @@ def test_core_is_the_mean_of_22_centred_accuracies():
     found = Result.of([*scores, score("another", 40, 40)], {})
     expected = sum((i / 40 - 0.25) / 0.75 for i in range(22)) / 22
     assert found.core == found.partial == pytest.approx(expected)
-    assert not found.missing
+    assert not found.unscored
     assert found.scores["another"].centred == 1  # reported, and no part of the mean
     halves = [(high - low) / 2 / 0.75 for low, high in (wilson(i, 40) for i in range(22))]
     assert found.margin == pytest.approx(math.hypot(*halves) / 22)
@@ -42,7 +42,7 @@ def test_without_one_task_there_is_no_core_and_the_others_have_another_name():
     gone = {CORE_TASKS[-1]: "the file is gone", "boolq": "by then"}
     found = Result.of([*scores, score("squad", 0, 0, 0, 40)], gone)
     assert found.partial == pytest.approx((0.5 - 0.25) / 0.75)
-    assert found.missing == {
+    assert found.unscored == {
         "squad": "none of its questions could be asked",
         "bigbench_language_identification": "the file is gone",
     }
@@ -61,7 +61,7 @@ def test_without_one_task_there_is_no_core_and_the_others_have_another_name():
 
 def test_without_any_task_there_is_nothing():
     found = Result.of([], dict.fromkeys(CORE_TASKS, "not named"))
-    assert (found.core, found.partial, found.margin, len(found.missing)) == (None, None, None, 22)
+    assert (found.core, found.partial, found.margin, len(found.unscored)) == (None, None, None, 22)
     assert found.describe() == "CORE n/a: no task could be asked"
     assert table(found)["core_partial"] == ["0", "n/a"]
 

@@ -69,7 +69,7 @@ def test_training_records_core_and_make_eval_finds_the_same(trained):
     )
     assert result["problems"] == []
     assert result["core"]["core"] is None
-    assert len(result["core"]["missing"]) == 18
+    assert len(result["core"]["lacking"]) == 18
     for key in ("core_partial", "core_centred"):
         assert result["core"][key] == core[-1][key]
     assert result["core"]["tasks"].keys() == set(TASKS)

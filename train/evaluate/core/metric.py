@@ -57,20 +57,20 @@ class Result:
 
     Attributes:
         scores: label -> score.
-        missing: label -> why it has no score, of the tasks of CORE.
+        unscored: label -> why it has no score, of the tasks of CORE.
     """
 
     scores: dict[str, Score]
-    missing: dict[str, str]
+    unscored: dict[str, str]
 
     @classmethod
     def of(cls, scores: Iterable[Score], missing: Mapping[str, str]) -> "Result":
         asked = {score.task.label: score for score in scores if score.asked}
-        missing = {}
+        unscored = {}
         for label in CORE_TASKS:
             if label not in asked:
-                missing[label] = missing.get(label, "none of its questions could be asked")
-        return cls(asked, missing)
+                unscored[label] = missing.get(label, "none of its questions could be asked")
+        return cls(asked, unscored)
 
     @property
     def counted(self) -> list[Score]:
@@ -80,7 +80,7 @@ class Result:
     @property
     def core(self) -> float | None:
         """None unless all tasks have a score."""
-        return None if self.missing else self.partial
+        return None if self.unscored else self.partial
 
     @property
     def partial(self) -> float | None:
@@ -99,7 +99,7 @@ class Result:
         """Return the keys of an evaluation's record (record/metrics.py)."""
         return {
             "core": self.core,
-            "core_partial": self.partial if self.missing else None,
+            "core_partial": self.partial if self.unscored else None,
             "core_margin": self.margin,
             "core_tasks": len(self.counted),
             "core_centred": {label: score.centred for label, score in self.scores.items()},
@@ -112,7 +112,7 @@ class Result:
         if self.core is not None:
             return f"CORE {self.core:.4f} +- {self.margin:.4f} (22 tasks)"
         return (
-            f"CORE n/a, {len(self.missing)} of {len(CORE_TASKS)} tasks are missing; core_partial "
+            f"CORE n/a, {len(self.unscored)} of {len(CORE_TASKS)} tasks are missing; core_partial "
             f"{self.partial:.4f} +- {self.margin:.4f} is the mean of the {len(self.counted)} others"
         )
 
@@ -153,11 +153,11 @@ def format_table(result: Result, others: Mapping[str, Mapping[str, float]]) -> I
         span = f"{mean - margin:.4f} to {mean + margin:.4f}"
     count = str(len(result.counted))
     label = "CORE"
-    if result.missing:
+    if result.unscored:
         yield format_row("CORE", "", count, "", "n/a", "")
         label = "core_partial"
     yield format_row(label, "", count, "", format_number(mean), span)
-    for label, why in result.missing.items():
+    for label, why in result.unscored.items():
         yield f"missing: {label}: {why}"
     for label, score in result.scores.items():
         if remarks := list_remarks(score):
