@@ -82,7 +82,7 @@ class Recorder:
         """Record, before what waits, that somebody has removed, replaced or cut the record."""
         self.waiting.insert(0, self.entry("gap", step, tokens, reason="record removed"))
         self.say(
-            f"{self.path}: was removed, replaced or cut, and what it had is gone. It goes on at step {step}"
+            f"{self.path}: was removed, replaced or cut, and what it had is gone. It continues at step {step}"
         )
 
     def entry(self, name: str, step: int, tokens: int, /, **values: Any) -> Record:

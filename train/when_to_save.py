@@ -86,9 +86,9 @@ def report(job: "Job", ended: Saved | None, is_last: bool = False) -> None:
 
 
 def report_failure(job: "Job", problem: str) -> None:
-    rest = "Training goes on, the last good one is untouched"
+    rest = "Training continues, the last good one is untouched"
     if not job.saver.verified:
-        rest = "Training goes on. No checkpoint of this run exists yet"
+        rest = "Training continues. No checkpoint of this run exists yet"
     then = f"{job.saver.failures} in a row have failed"
     if job.saver.failures == 1:
         then = "saving is tried again now"

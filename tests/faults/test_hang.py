@@ -97,5 +97,5 @@ def test_an_evaluation_that_fails_or_never_ends_costs_its_number_only(trial, pai
     assert sorted(evaluations) == [6, 12, 18, 24]
     assert "rank 1: Injected: injected" in evaluations[6]["error"]
     assert "EVAL_MINUTES=0.2" in evaluations[12]["error"]
-    assert out.count("failed, and training goes on") == 2
+    assert out.count("failed, and training continues") == 2
     assert trial.losses == pair.losses

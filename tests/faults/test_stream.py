@@ -85,7 +85,7 @@ def test_a_run_may_go_from_shards_in_the_making_to_finished_ones_and_back(
 ):
     stream.prepare()
     stream.train(SLOW, MAX_STEPS=6)
-    assert "going on behind" in stream.prepare("data")
+    assert "continuing after" in stream.prepare("data")
     out = stream.train(DATA_STREAM=0, MAX_STEPS=14)
     assert "resumed from step_0000006" in out and not producers(stream)
     (stream.folder / "data").rename(stream.folder / "lost")  # and with it all that was made

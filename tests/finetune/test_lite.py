@@ -81,7 +81,7 @@ def test_a_run_saves_adapters_which_peft_reads_and_goes_on_with_them(
 
     said = finetune(env)
     assert (
-        "step_0000009 holds adapters alone (CHECKPOINT_MODE=lite): the optimizer starts anew"
+        "step_0000009 holds adapters alone (CHECKPOINT_MODE=lite): the optimizer starts again"
         in said
     )
     assert "resumed from step_0000009 at step 9/12" in said
@@ -121,7 +121,7 @@ def test_full_ones_come_in_between_and_go_on_to_the_bit(
     }
     assert sizes[6] < 0.7 * sizes[4]  # moments are twice as much as the adapters
     said = finetune(env)
-    assert "starts anew" not in said and "resumed from step_0000008" in said
+    assert "the optimizer starts again" not in said and "resumed from step_0000008" in said
     (tmp_path / "whole").mkdir()
     finetune(
         env_of(tmp_path / "whole", models["llama"], chats, LORA_RANK="4", LORA_TARGETS="attention")

@@ -184,7 +184,7 @@ def test_killed_with_adapters_alone_it_has_them_and_its_step_again(
     taken = re.search(r"resumed from step_0*(\d+) at step \1/34", said)
     assert taken and int(taken[1]) in (4, 6, 8)
     assert (
-        f"step_{int(taken[1]):07d} holds adapters alone (CHECKPOINT_MODE=lite): the optimizer starts anew"
+        f"step_{int(taken[1]):07d} holds adapters alone (CHECKPOINT_MODE=lite): the optimizer starts again"
         in said
     )
     (tmp_path / "whole").mkdir()

@@ -22,7 +22,6 @@ OLD_PAGES = {
     "docs/plans.md",
 }
 OLD_ROOMS = {
-    "analysis",
     "bench",
     "docker",
     "doctor",
@@ -32,8 +31,6 @@ OLD_ROOMS = {
     "monitor",
     "pipeline",
     "plan",
-    "record",
-    "train",
 }
 DATA = {"finetune/exercises.py"}  # its sentences are training data
 

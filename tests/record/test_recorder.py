@@ -128,7 +128,7 @@ def test_a_record_that_is_removed_begins_anew_and_has_a_gap(tmp_path, harm, capl
     *_, gap, third, fourth = read_records(paths.metrics)
     assert (gap["event"], gap["reason"], gap["step"]) == ("gap", "record removed", 3)
     assert steps_in([third, fourth]) == [3, 4]
-    assert caplog.text.count("goes on at step 3") == 1
+    assert caplog.text.count("continues at step 3") == 1
 
 
 def test_a_record_that_cannot_be_begun_anew_waits_in_memory(tmp_path, caplog):

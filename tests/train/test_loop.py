@@ -252,17 +252,17 @@ def test_a_save_that_fails_is_said_and_tried_once_more(make, monkeypatch, caplog
         assert not reports.before_step(job)
         assert ("save" in job.requests) is is_tried_again
     assert job.saver.verified == set()
-    none = "checkpoint failed: no room. Training goes on. No checkpoint of this run exists yet; "
+    none = "checkpoint failed: no room. Training continues. No checkpoint of this run exists yet; "
     assert none + "saving is tried again now" in caplog.text
     assert none + "3 in a row" in caplog.text
     job.saver.verified = {2}
     when_to_save.report(job, Saved(3, 0, 0.0, "no room"))
-    assert "no room. Training goes on, the last good one is untouched; 3 in" in caplog.text
+    assert "no room. Training continues, the last good one is untouched; 3 in" in caplog.text
     caplog.clear()
     stopped = "no room. Training stopped at step 3, and the steps after 2 are lost. Fix that. Run"
     with pytest.raises(CheckpointError, match=stopped):
         when_to_save.save(job, wait=True)
-    assert "Training goes on" not in caplog.text
+    assert "Training continues" not in caplog.text
     job.saver.failures = 5
     with pytest.raises(CheckpointError, match="5 checkpoints in a row"):
         when_to_save.save(job)

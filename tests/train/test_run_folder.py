@@ -89,7 +89,7 @@ def test_a_record_that_is_removed_or_damaged_between_two_starts_is_reported_at_t
     start_up_s = sum(resume["startup_s"].values())
     assert rest[-1]["goodput"]["start_up"] == pytest.approx(start_up_s, abs=0.01)
     assert f"{record}: was removed, replaced or cut, and what it had is gone" in out
-    assert "goes on at step 10" in out
+    assert "continues at step 10" in out
 
     with open(record, "a") as file:
         file.write("no record\n")

@@ -159,7 +159,7 @@ def prune(
             shutil.rmtree(quarantine(folder, "trash"), ignore_errors=True)
         except OSError as error:  # as a network disk does for a folder that is being read
             log.warning(
-                "checkpoint %s could not be deleted (%s); training goes on",
+                "checkpoint %s could not be deleted (%s); training continues",
                 folder.name,
                 error.strerror,
             )

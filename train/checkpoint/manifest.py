@@ -60,7 +60,7 @@ def parse_manifest(content: bytes, name: str) -> dict[str, Any]:
         raise ValueError("its own hash differs")
     if manifest["schema"] != SCHEMA:
         raise OtherFormat(
-            f"{name}: has format {manifest['schema']}; this version reads {SCHEMA}. Go on with the "
+            f"{name}: has format {manifest['schema']}; this version reads {SCHEMA}. Continue with the "
             "version that wrote it, or choose another RUN_NAME"
         )
     check_names(manifest["files"])

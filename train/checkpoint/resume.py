@@ -85,7 +85,8 @@ def load_checkpoint(job: "Job", folder: Path, manifest: dict[str, Any]) -> None:
         assert job.saver.lite
         job.saver.lite.load(folder, job.model, job.optimizer, job.saver.is_shared)
         log.info(
-            "%s holds adapters alone (CHECKPOINT_MODE=lite): the optimizer starts anew", folder.name
+            "%s holds adapters alone (CHECKPOINT_MODE=lite): the optimizer starts again",
+            folder.name,
         )
     else:
         checkpoint.load_into(

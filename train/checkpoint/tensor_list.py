@@ -269,4 +269,4 @@ def numbers_of(values: Any) -> Numbers:
     """Return integers from 0 up as a tuple. Raises ForbiddenPickle for anything else."""
     if all(type(value) is int and value >= 0 for value in values):
         return tuple(values)
-    raise ForbiddenPickle(f"{FILE} has {values!r:.40} in the place of sizes or offsets")
+    raise ForbiddenPickle(f"{FILE} has {values!r:.40} instead of sizes or offsets")

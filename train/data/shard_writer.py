@@ -149,7 +149,7 @@ class ShardWriter:
             return
         if manifest.seals:
             log.info(
-                "source %s: going on behind %d documents in %d sealed shards",
+                "source %s: continuing after %d documents in %d sealed shards",
                 manifest.source,
                 sum(seal.documents for seal in manifest.seals),
                 len(manifest.seals),

@@ -206,7 +206,7 @@ class ShardSet:
             )
         if not self.partial and manifest.end is None:
             raise DataError(
-                f"{self.folder}: is not finished; go on with: make data{repeat_typed('data')}, or set DATA_STREAM=1"
+                f"{self.folder}: is not finished; finish it with: make data{repeat_typed('data')}, or set DATA_STREAM=1"
             )
         if self.check:
             for seal in seals[known:]:

@@ -239,7 +239,7 @@ def what_it_loses(v: Vocabulary, entries: dict[str, int]) -> str:
     added = v.tokenizer.get_added_tokens_decoder()
     lost = []
     if any(token.lstrip or token.rstrip for token in added.values() if not token.special):
-        lost.append("blanks beside its added tokens")
+        lost.append("blanks next to its added tokens")
     special = {i: token.content for i, token in added.items() if token.special}
     spelled_out = (*special.values(), "a".join(["", *special.values(), ""]))
     if any(special.keys() & v.encode(text) for text in spelled_out):

@@ -169,7 +169,7 @@ class Watchdog:
         # Whoever ends breaks the others' connections.
         time.sleep(GATHER_S if self.rank == 0 else 2 * GATHER_S)
         if self.since != since:
-            log.error("rank=%d host=%s: it goes on", self.rank, self.host)
+            log.error("rank=%d host=%s: it continues", self.rank, self.host)
             return
         if self.rank == 0:
             with contextlib.suppress(OSError):

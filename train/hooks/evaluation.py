@@ -68,7 +68,7 @@ class Score:
             except ScoringFailed as error:
                 values = {"error": str(error)}
                 job.recorder.say(
-                    f"{self.name} at step {job.step} failed, and training goes on: {error}"
+                    f"{self.name} at step {job.step} failed, and training continues: {error}"
                 )
         self.last_at = job.step
         return result, values | {"eval_s": time.perf_counter() - began}

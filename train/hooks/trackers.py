@@ -378,7 +378,7 @@ def mirror() -> int:
             raise RunFolderError(f"There is no run {paths.folder}. `make runs` lists them.")
         if is_at_work(paths):
             raise RunFolderError(
-                f"Run {paths.name} is at work, and its trackers follow it. Send it when it has ended."
+                f"Run {paths.name} is running, and its trackers follow it. Send it when it has ended."
             )
     except ExpectedError as error:
         complain(explain_error(error))

@@ -276,7 +276,7 @@ def test_a_source_that_is_still_being_made_is_taken_in_shard_by_shard(tmp_path):
     make(tmp_path, (300,), end=None)
     said = refusal(lambda: ShardSet(tmp_path))
     assert said.startswith(
-        f"{tmp_path}: is not finished; go on with: make data, or set DATA_STREAM"
+        f"{tmp_path}: is not finished; finish it with: make data, or set DATA_STREAM"
     )
     shards = ShardSet(tmp_path, partial=True)
     key = shards.key

@@ -278,7 +278,7 @@ NO_ACCENTS = normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()
         (lambda: changed(gemma(), decoder=decoders.Metaspace()), "other scripts"),
         (few_bytes, "(it has no token for 1 of the bytes)"),
         (lambda: mistral("Unigram"), "(special tokens that a text spells out)"),
-        (greedy_added_token, "(blanks beside its added tokens)"),
+        (greedy_added_token, "(blanks next to its added tokens)"),
         (lambda: sentencepiece("Unigram", byte_fallback=False), "a Unigram tokenizer that loses"),
         (lambda: words(models.WordPiece), "a WordPiece tokenizer that loses"),
         (lambda: words(models.WordLevel), "a WordLevel tokenizer that loses"),

@@ -105,7 +105,7 @@ def test_an_evaluation_that_fails_costs_its_number_and_is_not_tried_again(make, 
     (entry,) = evaluations(job)
     assert entry["val_loss"] is None and entry["error"] == "rank 1: no such file"
     assert entry["eval_s"] >= 0 and hook.loss_at(4) is None
-    assert "the evaluation at step 4 failed, and training goes on" in caplog.text
+    assert "the evaluation at step 4 failed, and training continues" in caplog.text
 
 
 def test_one_that_is_interrupted_stops_the_run_and_is_made_by_the_next_attempt(make):

@@ -175,7 +175,7 @@ class StreamingClient:
                 self.problem = f"it ended with code {code}, see {self.paths.producer_log}"
             if self.problem != self.logged:
                 log.warning(
-                    "the producer of data has stopped: %s. Training goes on with what there is, and it is "
+                    "the producer of data has stopped: %s. Training continues with what there is, and it is "
                     "started again",
                     self.problem,
                 )
