@@ -22,9 +22,8 @@ from settings import SettingsError
 from settings.config import Config
 from settings.resume import compare_with_stored
 from train import console
-from train.checkpoint import checkpoint, find
+from train.checkpoint import checkpoint, find, resume
 from train.checkpoint.identity import Identity
-from train.checkpoint.resume import resume
 from train.checkpoint.saver import Saver
 from train.distributed import parallel, transport
 from train.distributed.parallel import parallelize
@@ -313,7 +312,7 @@ def dry_run_and_resume(job: Job, attempt: Attempt, is_streamed: bool = False) ->
     attempt.stopwatch.lap("compile" if is_compiled else "rehearsal")
     # The others wait while the first hashes the checkpoint.
     with job.activity("reading the checkpoint", limit_s, "START_TIMEOUT_S"):
-        resume(job, attempt.changes, is_streamed)
+        resume.resume(job, attempt.changes, is_streamed)
         job.identity.adopt(job.paths.checkpoints, job.world)
     attempt.stopwatch.lap("checkpoint")
 

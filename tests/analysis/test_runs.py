@@ -142,7 +142,7 @@ def test_a_run_that_cannot_be_read_is_refused_with_what_to_do(tmp_path):
         assert str(tmp_path / name) in str(error.value)
         return str(error.value)
 
-    assert "`make train RUN_NAME=absent` trains this one" in refuse("absent")
+    assert "RUN_NAME=absent` trains this one" in refuse("absent")
     path = write_record(tmp_path / "empty", [START_RECORD]) / "metrics.jsonl"
     assert "has not taken its first step" in refuse("empty")
     path.write_text("{}\n")

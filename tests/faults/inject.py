@@ -39,7 +39,7 @@ class Fault:
 # Where: module of train/, function, and whether the fault comes before it or behind it.
 POINTS = {
     "rehearsal": ("assemble", "dry_run", "before"),
-    "resuming": ("faults.recovery", "resume", "before"),
+    "resuming": ("checkpoint.resume", "resume", "before"),
     "step": ("data.batch", "Loader.batch", "behind"),
     "forward": ("model.model", "Transformer.forward", "behind"),
     "numbers": ("step", "read_numbers", "before"),
