@@ -91,7 +91,7 @@ def test_a_line_that_is_no_example_is_refused_by_its_number(task, change, words)
     place = r"\.jsonl \(\d+ bytes\) line 3 is no example of"
     with pytest.raises(CoreError, match=f"{place} {task.kind} .*{words}"):
         read_examples(task, lines(good, good, good | change))
-    with pytest.raises(CoreError, match=r"has 1 examples; \w+ needs 1 beside each"):
+    with pytest.raises(CoreError, match=r"has 1 examples. \w+ needs more than 1"):
         read_examples(task, lines(good))
 
 

@@ -152,8 +152,8 @@ def read_examples(task: Task, content: bytes) -> list[Example]:
             ) from None
     if 0 < len(examples) <= task.shots:
         raise CoreError(
-            f"{task.file} has {len(examples)} examples. {task.label} needs more than {task.shots}, "
-            "because each question takes so many others as shots"
+            f"{task.file} has {len(examples)} examples. {task.label} needs more than {task.shots}: "
+            "each question takes that number of others as shots"
         )
     random.Random(ORDER_SEED).shuffle(examples)
     return examples
