@@ -406,4 +406,4 @@ def test_what_cannot_be_sent_is_refused(tmp_path):
     write_record(run, make_steps(1, 2))
     with open(run / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert "is at work" in mirror(sys.executable, run, code=78, WANDB_MODE="offline")
+        assert "is running" in mirror(sys.executable, run, code=78, WANDB_MODE="offline")
