@@ -45,6 +45,7 @@ HARMLESS = {
     "make eval reads GRACE_PERIOD_S",  # the launcher of an evaluation, which saves nothing
     "make eval reads MAX_RESTARTS",  # and is never started again
     "make runs reads RUN_NAME",  # whose folder is next to the others
+    "make plan reads NODE_RANK",  # of a site whose run left out near-duplicates: the first
     # what is exported must be what the run has
     "make eval reads DATA_MIX",
     "make sample reads DATA_MIX",
