@@ -210,11 +210,11 @@ eval: setup ## Score bits per byte and CORE of RUN_NAME: docs/evaluation.md
 
 .PHONY: sample
 sample: setup ## Generate text from RUN_NAME or INIT_FROM (PROMPT, SAMPLES)
-	@$(PY) -m train.generate.sample
+	@$(PY) -m finetune.chat sample
 
 .PHONY: chat
-chat: setup ## Talk to RUN_NAME or INIT_FROM; PROMPT sends one message
-	@$(PY) -m train.generate.sample chat
+chat: setup-finetune ## Talk to RUN_NAME or INIT_FROM; PROMPT sends one message
+	@$(PY) -m finetune.chat
 
 .PHONY: export
 export: setup ## Convert RUN_NAME to Hugging Face format: docs/export.md

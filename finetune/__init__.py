@@ -9,7 +9,7 @@
     packing.py       examples of any length -> windows of SEQ_LEN, a pure function of seed and epoch
     batches.py       what one process trains on in one step
     preview.py       one example as text, with masked and scored parts made visible
-    origin.py        MODEL, a run of ours, a folder or a name on the hub, to a folder
+    model_folder.py  the folder in Hugging Face format of MODEL, RUN_NAME or INIT_FROM
     weights.py       safetensors -> transformers' own conversion -> each process's part of each weight
     adapter.py       LoRA by peft: which matrices, how they begin, what they are called in files
     hf_model.py      a model of transformers' with the loss inside forward, as the trainer takes it
@@ -22,8 +22,10 @@
     merge.py         what was trained, merged into MODEL's files
     exercises.py     questions and talks that are made up, for a first try
     questions.py     questions with known answers, as a chat is asked them
-    chat_eval.py     how many it answers right
-    evaluate.py      make eval: those questions for a fine-tuned model, bits per byte and CORE for others
+    chat.py          make chat, and make sample of a fine-tuned run
+    evaluate.py      make eval: what is measured of which model
+    chat_eval.py     questions of EVAL_DATA, and how many are answered right
+    benchmarks.py    tasks of lm-evaluation-harness
     tuning_settings.py  the settings as fine-tuning takes them
 
 It imports from train/, and nothing there imports it.

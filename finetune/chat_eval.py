@@ -1,246 +1,300 @@
-"""How many questions of EVAL_DATA a model answers right, as runs/RUN_NAME/eval/chat_step_N.json.
+"""Ask a model the questions of EVAL_DATA: `make eval` of a fine-tuned run, or of INIT_FROM.
 
-    questions -> shared out over processes -> letters by likelihood, answers as they are written -> one all-reduce
+    conversations -> their last reply is the right one -> prompts by the chat template
+        with options     the letter that the model finds likeliest after the prompt
+        without          what the model writes, always the likeliest token
+    -> shared over the processes -> counts -> runs/RUN_NAME/eval/chat_step_N.json
 
-Of options the one is taken whose letter is the likeliest behind the prompt for a reply; of equal ones the first. Other
-answers are written, always the likeliest token, and must be the right one to the letter, but for case, blanks and a
-stop at the end. It takes RUN_NAME, by its export where it has fine-tuned, or INIT_FROM.
-
-Exit codes: 0 all was measured, 64 a setting is bad, 78 weights or questions are not to be had.
+A written answer is right if it equals the right one, apart from case, blanks and a full stop. Thoughts
+do not count. Which EVAL_EXAMPLES questions are asked depends on SEED and on what they say.
 """
 
+import dataclasses
 import json
 import logging
-import math
-import sys
 import time
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
-from finetune.questions import (
-    Asked,
-    Sheet,
-    choice_question,
-    fitting,
-    is_same,
-    sheet_of,
-    written_question,
-)
+from finetune import exercises, reading, several, subset
+from finetune.chat import Chat
+from finetune.chat_template import Message
+from finetune.model_folder import Weights
+from finetune.reading import Tally, conversations, pinned_files
+from finetune.store import hash_of
 from record.durable import write_whole
 from record.metrics import replace_nonfinite
 from record.provenance import provenance
 from record.run_paths import RunPaths, name_checkpoint
-from settings import ROOT, ExpectedError, SettingsError, explain_error
+from settings import ROOT, ExpectedError
 from settings.config import Config
 from settings.resolve import show_path
+from train.data.data_paths import data_dir
+from train.data.prepare import one_at_a_time
 from train.data.sources.source import CorpusError
-from train.distributed.world import (
-    World,
-    broadcast_object,
-    raise_on_all_ranks,
-    set_timeout,
-    sum_over_ranks,
-)
+from train.distributed.world import World, broadcast_object, raise_on_all_ranks, sum_over_ranks
 from train.evaluate.core.metric import wilson
-from train.evaluate.core.score import score_choices
-from train.evaluate.validation import FULL_SET
-from train.generate import chat_format
-from train.generate.command import run_command
-from train.generate.load_run import TUNED, Trained, open_trained
-from train.model.generate import Choice, generate
-from train.model.hf_import import ForeignError
 
-MORE = 8  # tokens that a written answer may have beyond the right one, before it counts as wrong
+SPARE_TOKENS = 8  # that a written answer may have beyond twice the right one's
+
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
-def measure(c: Config, world: World) -> int:
-    """Ask everything, say it and write it down; returns the exit code."""
-    if not c.eval_data:
-        raise SettingsError(
-            [
-                "EVAL_DATA is not set. Give questions with answers that the model was not trained on, "
-                "for example EVAL_DATA=held_out.jsonl (docs/pipeline.md)."
-            ]
-        )
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """A question and its right answer.
+
+    Attributes:
+        messages: up to the reply.
+        answer: the right reply.
+        options: the replies to choose from, `A. text` each; () if the answer is to be written.
+    """
+
+    messages: list[Message]
+    answer: str
+    options: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass
+class Counts:
+    """What became of questions of one kind, of which some may be too long to be asked.
+
+    Attributes:
+        chance: how many guessing gets right, on average.
+        stopped: replies that ended with a stop token.
+    """
+
+    right: float = 0
+    asked: float = 0
+    too_long: float = 0
+    chance: float = 0
+    stopped: float = 0
+
+
+def measure(config: Config, world: World, weights: Weights) -> int:
+    """Ask everything, print the results and write them down. Returns the exit code."""
     began = time.perf_counter()
-    trained = open_trained(c, world)
-    trained.model.to(trained.model.dtype)  # once, and not for each token
-    log.info("weights of %s, on %d x %s", trained.source, world.size, world.device_name)
-    set_timeout(
-        60 * c.eval_minutes * FULL_SET, []
-    )  # processes meet at the end only, and one may be slower
-    with raise_on_all_ranks(CorpusError):
-        try:
-            sheet = sheet_of(c)
-            chat_format.format_of(trained.vocabulary)
-            fitting(
-                sheet, trained.vocabulary, trained.config.seq_len, lambda line: log.info("%s", line)
-            )
-        except Exception as error:  # of many types
-            is_expected = isinstance(error, (OSError, ExpectedError))
-            kind = "" if is_expected else f"{type(error).__name__}: "
-            raise CorpusError(f"{kind}{explain_error(error)}") from error
-    found = ask(trained, sheet, world)
-    log.info("%s", "\n".join(lines(found)))
+    with raise_on_all_ranks(ExpectedError, OSError):
+        questions, rows, report = read_questions(config)
+        chat = Chat(weights, config, world.device)
+    log.info("%s x %d", chat.describe(), world.size)
+    choice, written = ask(chat, questions, world, config.micro_batch_size)
+    if not choice.asked + written.asked:
+        raise CorpusError(
+            f"EVAL_DATA={config.eval_data}: None of its {len(questions)} questions fits into the "
+            f"model's context of {chat.context} tokens. Give shorter ones."
+        )
+    results = {"choice": score(choice), "written": score(written)}
+    stops = " ".join(chat.template.decode([token]) for token in chat.template.stop_ids)
+    log.info("%s", "\n".join(describe(results, stops)))
     if world.is_first:
-        write(c, trained, world, sheet, found, time.perf_counter() - began)
+        facts = {
+            "schema": 1,
+            "weights": show_path(weights.folder),
+            "time": time.time(),
+            "seconds": time.perf_counter() - began,
+            "rows": rows,
+            **results,
+            "data": config.eval_data,
+            "questions": config.eval_examples,
+            "seed": config.seed,
+            "report": report,
+            "provenance": provenance(world.host, world.size, world.device_name, 0),
+        }
+        write(config, name_result(weights), facts)
     broadcast_object(None)  # leave together
     return 0
+
+
+def read_questions(config: Config) -> tuple[list[Question], int, list[str]]:
+    """Return EVAL_EXAMPLES questions, the number of rows, and what became of them. Raises CorpusError."""
+    found: list[Question] = []
+    hashes: list[int] = []
+    report: list[str] = []
+    folder = data_dir(config) / "finetune"
+    with one_at_a_time(folder):  # files of the Hub are deleted once they are read
+        for source, _ in several.sources_in(exercises.data_of(config, "EVAL_DATA"), "EVAL_DATA"):
+            pinned, files = pinned_files(source, folder, config.hf_token, "EVAL_DATA")
+            tally = Tally()
+            for row in conversations(pinned, files, tally):
+                messages = [
+                    {"role": message.role, "content": message.text}
+                    for message in row.conversation.messages
+                ]
+                answer = messages.pop()["content"]
+                found.append(Question(messages, answer, row.conversation.options))
+                hashes.append(hash_of(row.conversation.messages))
+            reading.check_dropped(pinned, tally, reading.SENTENCES)
+            report += tally.report(reading.SENTENCES)
+    chosen = subset.chosen(
+        np.array(hashes, dtype=np.uint64), config.seed, config.eval_examples or None
+    )
+    return [found[number] for number in chosen.tolist()], len(found), report
 
 
 # ---- Asking
 
 
-def ask(trained: Trained, sheet: Sheet, world: World) -> dict[str, Any]:
-    """What became of the questions, the same on all processes. Raises ForeignError for losses that are no numbers."""
-    mine = list(enumerate(sheet.asked))[world.rank :: world.size]
-    with torch.no_grad():
-        chosen = of_choices(trained, [(i, one) for i, one in mine if one.options], world)
-        written = of_written(trained, [one for _, one in mine if not one.options])
-    sums = sum_over_ranks(
-        torch.tensor([*chosen, *written], dtype=torch.float64, device=world.device)
-    ).tolist()
-    if sums[4]:
-        raise ForeignError(
-            f"{trained.source}: the model's losses are no finite numbers; its weights are damaged or "
-            "diverged; take an earlier checkpoint (STEP)"
-        )
-    return {
-        "rows": sheet.rows,
-        "choice": scored(sums[0], sums[1], sums[3], sums[2] / sums[1] if sums[1] else None),
-        "written": scored(sums[5], sums[6], sums[7], 0.0 if sums[6] else None),
-    }
+def ask(
+    chat: Chat, questions: Sequence[Question], world: World, batch_size: int
+) -> tuple[Counts, Counts]:
+    """Return the counts of questions with options and of the others, summed over all processes."""
+    mine = questions[world.rank :: world.size]
+    counts = [
+        ask_choices(chat, [one for one in mine if one.options], batch_size),
+        ask_written(chat, [one for one in mine if not one.options], batch_size),
+    ]
+    values = [list(dataclasses.astuple(one)) for one in counts]
+    sums = sum_over_ranks(torch.tensor(values, dtype=torch.float64, device=world.device))
+    choice, written = sums.tolist()
+    return Counts(*choice), Counts(*written)
 
 
-def scored(right: float, asked: float, too_long: float, chance: float | None) -> dict[str, Any]:
-    """Counts with accuracy and its 95 % interval; None where nothing was asked. chance: what guessing gives."""
-    share, interval = (right / asked, wilson(int(right), int(asked))) if asked else (None, None)
-    return {
-        "right": int(right),
-        "asked": int(asked),
-        "too_long": int(too_long),
-        "accuracy": share,
-        "interval": interval,
-        "chance": chance,
-    }
+def ask_choices(chat: Chat, questions: Sequence[Question], batch_size: int) -> Counts:
+    """Take the likeliest letter of each question, the first of equally likely ones."""
+    made = []
+    for question in questions:
+        prompt, letters = letter_ids(chat, question)
+        made.append((prompt, letters, question))
+    fitting = [one for one in made if len(one[0]) < chat.context]
+    counts = Counts(asked=len(fitting), too_long=len(made) - len(fitting))
+    for batch in batches(fitting, batch_size):
+        prompts = [prompt for prompt, _, _ in batch]
+        found = chat.generate(prompts, 1, return_dict_in_generate=True, output_logits=True)
+        for logits, (_, letters, question) in zip(found.logits[0], batch, strict=True):
+            chosen = int(logits[letters].argmax())
+            counts.right += question.options[chosen] == question.answer
+            counts.chance += 1 / len(letters)
+    return counts
 
 
-def of_choices(
-    trained: Trained, mine: Sequence[tuple[int, Asked]], world: World
-) -> tuple[float, ...]:
-    """(right, asked, sum of what guessing gives, too long, not finite) of this process's questions with options."""
-    c, right, chance, broken = trained.config, 0, 0.0, 0
-    made = [choice_question(i, one, trained.vocabulary, c.seq_len) for i, one in mine]
-    for batch in batched(
-        sorted((q for q in made if not q.too_long), key=len, reverse=True), c.micro_batch_size
-    ):
-        for question, scores in zip(
-            batch, score_choices(trained.model, batch, world.device), strict=True
-        ):
-            nats = [of for of, _, _ in scores]
-            broken += not all(map(math.isfinite, nats))
-            right += nats.index(min(nats)) == question.gold
-            chance += 1 / len(nats)
-    asked = sum(not question.too_long for question in made)
-    return right, asked, chance, len(made) - asked, broken
+def letter_ids(chat: Chat, question: Question) -> tuple[list[int], list[int]]:
+    """Return the ids up to the letter of a reply, and the id of each option's letter.
+
+    Each option is written as a reply, so its letter is in the token in which it is trained.
+    """
+    letters = []
+    for option in question.options:
+        reply = {"role": "assistant", "content": option}
+        text = chat.template.render([*question.messages, reply])
+        encoding = chat.template.encode([text])[0]
+        end = text.rindex(option) + option.index(".")
+        place = sum(begin < end for begin, _ in encoding.offsets) - 1
+        letters.append(encoding.ids[place])
+    return encoding.ids[:place], letters
 
 
-def of_written(trained: Trained, mine: Sequence[Asked]) -> tuple[float, ...]:
-    """(right, asked, too long) of this process's questions whose answer is to be written."""
-    c, v, right = trained.config, trained.vocabulary, 0
-    made = [(one, question) for one in mine if (question := written_question(one, v, c.seq_len))]
-    made.sort(key=lambda pair: len(pair[1][0]), reverse=True)
-    for batch in batched(made, c.micro_batch_size):
-        texts = [prompt for _, (prompt, _) in batch]
-        most = max(answer for _, (_, answer) in batch) + MORE
-        replies: list[list[int]] = [[] for _ in batch]
-        for row in generate(
-            trained.model,
-            texts,
-            most,
-            Choice(temperature=0),
-            [c.seed] * len(batch),
-            v,
-            [chat_format.end_of_message(v)],
-        ):
-            for reply, token in zip(replies, row, strict=True):
-                reply += [] if token is None else [token]
-        right += sum(
-            is_same(v.decode(reply), one.answer)
-            for reply, (one, _) in zip(replies, batch, strict=True)
-        )
-    return right, len(made), len(mine) - len(made)
+def ask_written(chat: Chat, questions: Sequence[Question], batch_size: int) -> Counts:
+    """Have the model write each answer."""
+    counts = Counts()
+    fitting = []
+    for question in questions:
+        prompt = chat.prompt_ids(question.messages)
+        reply = {"role": "assistant", "content": question.answer}
+        text = chat.template.render([*question.messages, reply])
+        right = len(chat.template.encode([text])[0].ids) - len(prompt)
+        room = chat.context - len(prompt)
+        if right > room:
+            counts.too_long += 1
+            continue
+        counts.asked += 1
+        fitting.append((prompt, min(2 * right + SPARE_TOKENS, room), question))
+    for batch in batches(fitting, batch_size):
+        prompts = [prompt for prompt, _, _ in batch]
+        tokens = min(max(most for _, most, _ in batch), chat.context - len(prompts[0]))
+        for ids, (_, most, question) in zip(chat.reply_ids(prompts, tokens), batch, strict=True):
+            reply_ids = ids[:most]  # whatever the others of the batch may have
+            counts.right += is_same(chat.template.read_reply(reply_ids), question.answer)
+            counts.stopped += reply_ids[-1] in chat.template.stop_ids
+    return counts
 
 
-def batched(items: Sequence[Any], size: int) -> list[Sequence[Any]]:
-    return [items[start : start + size] for start in range(0, len(items), size)]
+def batches(items: Sequence[Any], size: int) -> Iterator[list[Any]]:
+    """Yield batches of prompts of similar length, the longest first."""
+    ordered = sorted(items, key=lambda item: len(item[0]), reverse=True)
+    for start in range(0, len(ordered), size):
+        yield ordered[start : start + size]
+
+
+def is_same(written: str, answer: str) -> bool:
+    """Tell whether an answer is the right one, apart from case, blanks and a full stop."""
+    return simplify(written) == simplify(answer)
+
+
+def simplify(text: str) -> str:
+    return " ".join(text.split()).casefold().rstrip(" .!")
 
 
 # ---- Telling
 
 
-def lines(found: dict[str, Any]) -> list[str]:
-    """A line for each kind of question that was asked."""
-    told = [
-        f"{name}: {words(found[kind])}"
-        for kind, name in (("choice", "multiple choice"), ("written", "written answers"))
-        if found[kind]["asked"]
-    ]
-    return told or ["no question was asked"]
-
-
-def words(of: dict[str, Any]) -> str:
-    """31.0% [25.4, 37.2] of 230, guessing 25.0%"""
-    low, high = of["interval"]
-    return (
-        f"{of['accuracy']:.1%} [{100 * low:.1f}, {100 * high:.1f}] of {of['asked']:,}"
-        + (f", guessing {of['chance']:.1%}" if of["chance"] else "")
-        + (f"; {of['too_long']:,} too long to be asked" if of["too_long"] else "")
-    )
-
-
-def name_of(trained: Trained) -> str:
-    """Of the file: by the step that was measured, or by the folder of the weights."""
-    folder = ROOT / trained.source
-    if trained.facts:
-        return f"chat_{name_checkpoint(trained.step)}"
-    if (folder / TUNED).is_file():
-        exported = json.loads((folder / TUNED).read_text(encoding="utf-8"))
-        return f"chat_{name_checkpoint(exported['step'])}"
-    return f"chat_init_{Path(trained.source).name}"
-
-
-def write(
-    c: Config, trained: Trained, world: World, sheet: Sheet, found: dict[str, Any], seconds: float
-) -> None:
-    """The JSON. Raises CorpusError where there is no room for it."""
-    path = RunPaths.of(c.runs_dir, c.run_name, ROOT).evaluation(name_of(trained))
-    facts = {
-        "schema": 1,
-        "weights": trained.source,
-        "time": time.time(),
-        "seconds": seconds,
-        **found,
-        "data": c.eval_data,
-        "questions": c.eval_examples,
-        "seed": c.seed,
-        "report": sheet.report,
-        "provenance": provenance(world.host, world.size, world.device_name, 0),
+def score(counts: Counts) -> dict[str, Any]:
+    """Return counts as the JSON has them, with shares and 95% intervals; None if nothing was asked."""
+    asked = int(counts.asked)
+    facts: dict[str, Any] = {
+        "right": int(counts.right),
+        "asked": asked,
+        "too_long": int(counts.too_long),
+        "stopped": int(counts.stopped),
+        "accuracy": None,
+        "interval": None,
+        "chance": None,
+        "stop_interval": None,
     }
-    try:
-        write_whole(
-            path, (json.dumps(replace_nonfinite(facts), indent=1, allow_nan=False) + "\n").encode()
+    if asked:
+        facts["accuracy"] = facts["right"] / asked
+        facts["interval"] = wilson(facts["right"], asked)
+        facts["chance"] = counts.chance / asked
+        facts["stop_interval"] = wilson(facts["stopped"], asked)
+    return facts
+
+
+def describe(results: dict[str, Any], stops: str) -> list[str]:
+    """Return a line for each kind of question that was asked, and one for how replies ended."""
+    lines = []
+    for kind, name in (("choice", "multiple choice"), ("written", "written answers")):
+        if results[kind]["asked"]:
+            lines.append(f"{name}: {words(results[kind])}")
+    written = results["written"]
+    if written["asked"]:
+        share = written["stopped"] / written["asked"]
+        low, high = written["stop_interval"]
+        lines.append(
+            f"ended with {stops}: {share:.1%} [{100 * low:.1f}, {100 * high:.1f}] of the written answers"
         )
+    return lines
+
+
+def words(result: dict[str, Any]) -> str:
+    """Return for example `31.0% [25.4, 37.2] of 230, guessing 25.0%`."""
+    low, high = result["interval"]
+    text = f"{result['accuracy']:.1%} [{100 * low:.1f}, {100 * high:.1f}] of {result['asked']:,}"
+    if result["chance"]:
+        text += f", guessing {result['chance']:.1%}"
+    if result["too_long"]:
+        text += f"; {result['too_long']:,} too long to be asked"
+    return text
+
+
+def name_result(weights: Weights, kind: str = "chat") -> str:
+    """Return the name of a result: by the step that was measured, or by the folder."""
+    if weights.step is not None:
+        return f"{kind}_{name_checkpoint(weights.step)}"
+    return f"{kind}_init_{weights.folder.name}"
+
+
+def write(config: Config, name: str, facts: dict[str, Any]) -> None:
+    """Write a result into the run's folder. Raises CorpusError."""
+    path = RunPaths.of(config.runs_dir, config.run_name, ROOT).evaluation(name)
+    text = json.dumps(replace_nonfinite(facts), indent=1, allow_nan=False) + "\n"
+    try:
+        write_whole(path, text.encode())
     except OSError as error:
         raise CorpusError(
-            f"{path}: cannot be written ({error.strerror}); make room, or choose another RUNS_DIR"
+            f"{path}: cannot be written ({error.strerror}). Make room, or choose another RUNS_DIR."
         ) from error
     log.info("written: %s", show_path(path))
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(measure, sys.stdout))

@@ -1,53 +1,78 @@
 """`make eval`: ask a fine-tuned model questions, or measure bits per byte and CORE of any other.
 
-A fine-tuned run answers the questions of EVAL_DATA (chat_eval.py): those given for this command, or
-else those that it was evaluated with. Weights of INIT_FROM do so where EVAL_DATA is given. All other
-models, and runs fine-tuned without EVAL_DATA, are measured by train/generate/eval_run.py.
+    BENCHMARKS   ARC, MMLU, GSM8K and others, by lm-eval (benchmarks.py)
+    EVAL_DATA    its questions (chat_eval.py), of a fine-tuned run or of INIT_FROM: those given for this
+                 command, or else those that the run was evaluated with
+    otherwise    train/generate/eval_run.py
 
 Exit codes are those of train/generate/command.py.
 """
 
 import logging
 import sys
+from typing import Any
 
-from finetune import chat_eval
-from record.run_paths import RunPaths
-from settings import ROOT
+from finetune import benchmarks, chat_eval
+from finetune.model_folder import Weights, open_together, stored_settings
 from settings.config import Config
+from settings.init_from import parse_shape, read_json
 from settings.resolve import find_explicit
-from train.distributed.world import World
+from train.distributed.world import World, set_timeout
+from train.evaluate.validation import FULL_SET
 from train.generate import eval_run
 from train.generate.command import run_command
-from train.run_folder import stored_config
+from train.model.hf_import import ForeignError
 
 log = logging.getLogger(__name__)
 
 
-def evaluate(c: Config, world: World) -> int:
+def evaluate(config: Config, world: World) -> int:
     """Measure the model in the way that suits it, and return the exit code."""
-    questions = find_questions(c)
+    benchmarks.refuse_code(config)
+    settings = stored_settings(config)
+    questions = find_questions(config, settings)
+    if not (config.benchmarks or questions or settings.get("MODEL")):
+        return eval_run.evaluate(config, world)
+    # Processes meet at the end only, and one may be slower. The first may have to export the run.
+    set_timeout(60 * config.eval_minutes * FULL_SET, [])
+    weights = open_together(config, world)
+    if config.benchmarks:
+        return benchmarks.measure(config, world, weights)
     if questions:
-        return chat_eval.measure(c.replace(eval_data=questions), world)
-    return eval_run.evaluate(c, world)
+        return chat_eval.measure(config.replace(eval_data=questions), world, weights)
+    refuse_other_models(config, weights)
+    return eval_run.evaluate(config, world)
 
 
-def find_questions(c: Config) -> str:
-    """Return the EVAL_DATA that the model is to be asked, or "" if it is not asked any."""
-    names = find_explicit()
-    questions = c.eval_data if "EVAL_DATA" in names else ""
-    run = stored_config(RunPaths.of(c.runs_dir, c.run_name, ROOT)).get("settings", {})
-    if not run or (c.init_from and "INIT_FROM" in names and "RUN_NAME" not in names):
+def find_questions(config: Config, settings: dict[str, Any]) -> str:
+    """Return the EVAL_DATA that the model is to be asked, or "" if it is not asked any.
+
+    Args:
+        settings: of the run; {} for INIT_FROM.
+    """
+    questions = config.eval_data if "EVAL_DATA" in find_explicit() else ""
+    if not settings:
         return questions
-    if run.get("MODEL"):
-        return questions or run.get("EVAL_DATA", "")
+    if settings.get("MODEL"):
+        return questions or settings.get("EVAL_DATA", "")
     if questions:
         log.info(
             "EVAL_DATA=%s is not used: %s is not a fine-tuned run, so bits per byte and CORE are "
             "measured",
             questions,
-            c.run_name,
+            config.run_name,
         )
     return ""
+
+
+def refuse_other_models(config: Config, weights: Weights) -> None:
+    """Raise ForeignError if bits per byte and CORE of a fine-tuned run cannot be measured."""
+    _, problems = parse_shape(read_json(weights.folder / "config.json"))
+    if problems:
+        raise ForeignError(
+            f"{config.run_name}: Bits per byte and CORE need a Llama or a Qwen3. {problems[0]} Ask this "
+            "model questions instead: EVAL_DATA=held_out.jsonl, or BENCHMARKS=arc_easy."
+        )
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ Exit codes are those of train/main.py.
 import sys
 from pathlib import Path
 
-from finetune import origin, tuning_job, tuning_settings
+from finetune import model_folder, tuning_job, tuning_settings
 from finetune.prepare_data import Data, prepared
 from finetune.tuning_job import Fingerprints, agreed_fingerprints, settled
 from settings import ExpectedError
@@ -31,7 +31,7 @@ class Finetuning(Training):
     def resolve_from_data(self, config: Config, world: World) -> Config:
         """DATA is opened here, since its size decides how many steps there are; all processes must have the same."""
         with raise_on_all_ranks(ExpectedError):
-            self.folder = origin.find(config)
+            self.folder = model_folder.find(config)
             self.read = prepared(config, self.folder)
         self.known = agreed_fingerprints(config, self.read, self.folder, world)
         return settled(config, self.read, self.folder, world.size)

@@ -11,7 +11,6 @@ one there). Tensors that the model does not take stay as they are. Everything ha
 
 import dataclasses
 import functools
-import json
 import logging
 import shutil
 import sys
@@ -26,7 +25,7 @@ from torch import Tensor
 
 from export import gguf_file, place
 from export.stored import Weights
-from finetune import hf_model, lite, origin
+from finetune import hf_model, lite, model_folder
 from finetune.adapter import Adapters, in_file
 from finetune.hf_model import Tuned
 from finetune.weights import plain
@@ -48,6 +47,16 @@ from train.run_folder import stored_config
 
 BAD_SETTING, BAD_DATA, STOPPED = 64, 78, 130
 KEPT = ("*.json", "*.jinja", "*.model", "*.txt")  # beside the weights
+SETTINGS_SHOWN = (
+    "DATA",
+    "EPOCHS",
+    "SEQ_LEN",
+    "BATCH_TOKENS",
+    "LEARNING_RATE",
+    "LORA_RANK",
+    "LORA_ALPHA",
+    "LORA_TARGETS",
+)
 LATELY = 4  # weights whose tensors are kept: those of a block lie together
 log = logging.getLogger(__name__)
 
@@ -201,7 +210,7 @@ def export(c: Config, paths: RunPaths) -> None:
     tuned = load_run.settings_of_run(paths, before)
     free = [name.lower() for name, field in SETTINGS.items() if field.resume == FREE]
     tuned = dataclasses.replace(tuned, **{name: getattr(c, name) for name in free})
-    base = origin.find(tuned)
+    base = model_folder.find(tuned)
     if before["attempts"][0].get("model_fingerprint") != hf_model.fingerprint(base):
         raise ForeignError(
             f"MODEL={tuned.model}: {show_path(base)} is not what was fine-tuned; bring that back"
@@ -223,29 +232,14 @@ def export(c: Config, paths: RunPaths) -> None:
         source = Replaced(Weights(folder))
     with place.alone(paths.folder), place.unfinished(paths.folder) as half:
         changed = write(base, half, skeleton, source)
-        (half / load_run.TUNED).write_text(
-            json.dumps(
-                {
-                    "model": tuned.model,
-                    "step": manifest["step"],
-                    "val_loss": manifest.get("val_loss"),
-                    "settings": {
-                        name: before["settings"].get(name)
-                        for name in (
-                            "DATA",
-                            "EPOCHS",
-                            "SEQ_LEN",
-                            "BATCH_TOKENS",
-                            "LEARNING_RATE",
-                            "LORA_RANK",
-                            "LORA_ALPHA",
-                            "LORA_TARGETS",
-                        )
-                    },
-                },
-                indent=1,
-            )
-        )
+        facts = {
+            "run": c.run_name,
+            "step": manifest["step"],
+            "model": tuned.model,
+            "val_loss": manifest.get("val_loss"),
+            "settings": {name: before["settings"].get(name) for name in SETTINGS_SHOWN},
+        }
+        place.write_facts(half, facts)
         if c.gguf:
             gguf_file.write(half, c.run_name)
         place.seal(half)

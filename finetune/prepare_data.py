@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from finetune import exercises, hf_model, origin, subset, template, tuning_settings
+from finetune import exercises, hf_model, model_folder, subset, template, tuning_settings
 from finetune.batches import Batches
 from finetune.preview import preview
 from finetune.several import examples_of
@@ -181,7 +181,7 @@ def main(argv: Sequence[str] = ()) -> int:
     try:
         take_words(argv, (BEFORE_TRAINING,))
         c = tuning_settings.load_settings()
-        was_here, folder = origin.is_here(c), origin.bring(c)
+        was_here, folder = model_folder.is_here(c), model_folder.bring(c)
         if BEFORE_TRAINING in argv and not was_here:
             code, why = planned()
             if code:

@@ -44,6 +44,7 @@ class Tuning(Section):
         "Default: the template's own.",
         example="<|im_end|>",
         resume=FROZEN,
+        used_by=FINETUNE | {"chat", "eval"},
     )
     epochs: Count = setting(
         1,

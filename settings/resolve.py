@@ -245,6 +245,10 @@ def take_shape(inputs: Inputs, chosen: SourcedValues) -> SourcedValues:
     folder = chosen.get("INIT_FROM")
     if folder is None or not is_used("INIT_FROM", inputs.targets):
         return {}
+    # transformers opens a model that is asked questions, whatever its shape.
+    asks = inputs.target == "eval" and {"EVAL_DATA", "BENCHMARKS"} & inputs.explicit.keys()
+    if asks or inputs.target == "chat":
+        return {}
     stored = read_run(inputs).settings
     if stored.get("INIT_FROM") == folder.text:
         names = stored.keys() & {*SHAPE, "TOKENIZER"}

@@ -35,12 +35,13 @@ DEVELOP = {"test", "test-faults", "lint", "lock", "image-test"}
 TARGETS = EVERY | SETUP | DEVELOP | {"help", "env-example"}  # the Makefile has no others
 
 # These load a checkpoint or an export, and compare its shape.
-OPEN = GENERATE | {"eval", "export"}
+OPEN = {"sample", "eval", "export"}
 # These look for a run's folder, which is another one for the nodes of another site: SITES and the
 # like that only tell which (finds_run) come from the environment or an env file.
 FIND = (
     WATCH
     | OPEN
+    | GENERATE
     | PREPARE_DATA
     | {"runs", "compare", "energy", "mirror", "gpu-sampler", "lighthouse"}
 )

@@ -60,9 +60,10 @@ class Architecture(Section):
     init_from: PathText = setting(
         "",
         "Folder with config.json and safetensors of a Llama or Qwen3 model. A new run takes its shape "
-        "and starts from its weights; `make sample`, `chat` and `eval` open it. "
-        "Default: random weights.",
+        "and starts from its weights; `make sample` and `eval` open it. `make chat` opens a model of any "
+        "kind. Default: random weights.",
         example="models/qwen3-0.6b",
+        used_by=PRETRAIN | OPEN | {"chat"},
     )
 
     @property
@@ -322,4 +323,11 @@ class Evaluation(Section):
         needs="CORE_EVERY!=0",
         needed_by=TRAIN_HERE | {"train-8xa100"},
         used_by=PRETRAIN | {"eval"},
+    )
+    benchmarks: str = setting(
+        "",
+        "Tasks of lm-evaluation-harness that `make eval` asks instead: names, or paths of .yaml files.",
+        format=Format(r"[\w./-]+(,[\w./-]+)*", "names of tasks with commas between them"),
+        example="arc_easy,arc_challenge,mmlu,gsm8k",
+        used_by={"eval"},
     )

@@ -145,13 +145,15 @@ class Node(Launcher):
     def describe_next_steps(self) -> str:
         """Say what to do with a run that is done."""
         config = self.config
-        is_python = config.data_mix in CODE_MIXES and self.workload is PRETRAIN
-        prompt = "def main(" if is_python else "Once"
         lines = [
             "\nNext:",
             f"    {find_opener()}{show_path(self.paths.plots / 'loss_curves.html')}",
-            f'    make sample {name_run(self.paths.folder)} PROMPT="{prompt}"',
         ]
+        if self.workload is not PRETRAIN:
+            return "\n".join([*lines, f"    make chat {name_run(self.paths.folder)}"])
+        is_python = config.data_mix in CODE_MIXES
+        prompt = "def main(" if is_python else "Once"
+        lines.append(f'    make sample {name_run(self.paths.folder)} PROMPT="{prompt}"')
         if is_python and config.run_name == "tiny" and not config.early_end:  # the first run
             longer = name_new_run(self.paths.folder.with_name("longer"))
             tokens = format_tokens(2 * config.train_tokens)

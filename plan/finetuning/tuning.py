@@ -186,7 +186,7 @@ def facts_of(c: Config) -> tuple[dict[str, Any], str, str]:
 
 
 def folders(c: Config) -> list[Path]:
-    """Where the config.json of MODEL may be, in the order of finetune/origin.py."""
+    """Where the config.json of MODEL may be, in the order of finetune/model_folder.py."""
     if not c.model:
         return []
     place = ROOT / Path(c.model).expanduser()

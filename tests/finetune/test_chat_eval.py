@@ -1,213 +1,152 @@
 """Questions and what is answered right, against one question at a time through the bare model."""
 
+import collections
 import dataclasses
 import fcntl
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
 
-from finetune import chat_eval, questions
-from finetune.questions import Asked
-from record.locks import RunFolderError
+from finetune import chat_eval
+from finetune.chat import Chat
+from finetune.chat_eval import Question, ask, is_same, read_questions
+from finetune.model_folder import Weights
 from settings import load_preset
 from settings.config import Config
 from tests.conftest import SHARED
-from tests.export.exported import LLAMA, Run, make_run
-from tests.faults.hub import Hub, Repository, hub
-from tests.finetune.making import row, write_rows
-from tests.running import ROOT, environment
+from tests.faults.hub import Repository, hub
+from tests.finetune.making import BRACKETS, CHATML, THINKS, row, their_tokenizer, write_rows
+from tests.finetune.models import models, theirs, write_model
+from tests.running import environment, train
 from train.data.sources.source import CorpusError
-from train.data.tokenizer import Vocabulary, load
 from train.distributed.world import World
-from train.generate import chat_format
-from train.generate.chat_format import Message
-from train.generate.load_run import Trained, open_trained
-from train.model.model import Transformer
+
+__all__ = ["models"]  # a fixture
 
 CPU = torch.device("cpu")
 ALONE = World(0, 0, 0, 1, CPU, "CPU", "here")
-WORDS = ["abcd", "efgh", "aabb", "ccdd", "hgfe", "dcba"]
-
-
-@pytest.fixture
-def run(tiny: Config, data: dict[str, str], tmp_path: Path) -> Run:
-    """Of random weights that are far from equal choices."""
-    made = make_run(
-        tmp_path, dataclasses.replace(tiny, tokenizer=data["TOKENIZER"], seq_len=96, **LLAMA)
-    )
-    with torch.no_grad():
-        for weight in made.models[3].parameters():
-            weight.mul_(4 if weight.ndim > 1 else 1)
-    return made
-
-
-@torch.no_grad()
-def likeliest(model: Transformer, ids: list[int], size: int) -> torch.Tensor:
-    """Log-probabilities of the next token of one text."""
-    return model(torch.tensor([ids]))[0, -1, :size].double().log_softmax(-1)
-
-
-def greedy(model: Transformer, v: Vocabulary, ids: list[int], count: int) -> str:
-    """What the model writes, a whole pass for each token."""
-    out: list[int] = []
-    stops = {v.end_of_text, chat_format.end_of_message(v)}
-    while (
-        len(out) < count
-        and (token := int(likeliest(model, [*ids, *out], v.size).argmax())) not in stops
-    ):
-        out.append(token)
-    return v.decode(out)
+WORDS = ["abc", "def", "ghi", "hello", "world", "user"]
 
 
 def choices(count: int) -> list[dict[str, Any]]:
-    return [
-        {
-            "question": f"{WORDS[i % 6]} {i} {' '.join(WORDS[: i % 5])}?",
-            "answer_idx": "ABC"[i % 3],
-            "options": dict(
-                zip("ABC", (WORDS[i % 6], WORDS[(i + 1) % 6], WORDS[(i + 2) % 6]), strict=True)
-            ),
-            "answer": WORDS[(i + i % 3) % 6],
-        }
-        for i in range(count)
-    ]
-
-
-def config(run: Run, path: Path, **more: Any) -> Config:
-    return dataclasses.replace(
-        run.config, eval_data=str(path), eval_examples=0, micro_batch_size=4, **more
-    )
-
-
-def test_letters_and_written_answers_are_those_of_one_question_at_a_time(
-    run: Run, tmp_path: Path
-) -> None:
-    model, v = run.models[3], load(Path(run.config.tokenizer))
-    asks = [f"what {word} {i}" for i, word in enumerate(WORDS + WORDS[:3])]
-    prompts = [chat_format.render(v, [Message("user", ask)]) for ask in asks]
-    replies = [greedy(model, v, prompt, 5) for prompt in prompts]
-    answers = [
-        f" {reply.upper()}. " if i % 3 and reply.strip() else "abcd efgh no"
-        for i, reply in enumerate(replies)
-    ]
-    path = write_rows(
-        tmp_path / "q.jsonl",
-        [
-            *choices(31),
-            *(
-                {"question": ask, "answer": answer}
-                for ask, answer in zip(asks, answers, strict=True)
-            ),
-        ],
-    )
-    c = config(run, path)
-    sheet = questions.sheet_of(c)
-    found = chat_eval.ask(Trained(c, Path("here"), {}, None, None, model, v), sheet, ALONE)
-
-    right = 0
-    for one in choices(31):
-        text = "\n".join(
-            [one["question"], *(f"{letter}. {word}" for letter, word in one["options"].items())]
+    """Rows with three options, the right one of which moves."""
+    rows = []
+    for i in range(count):
+        words = [WORDS[i % 6], WORDS[(i + 1) % 6], WORDS[(i + 2) % 6]]
+        rows.append(
+            {
+                "question": f"{WORDS[i % 6]} {i} {' '.join(WORDS[: i % 5])}?",
+                "options": dict(zip("ABC", words, strict=True)),
+                "answer_idx": "ABC"[i % 3],
+                "answer": words[i % 3],
+            }
         )
-        ids = chat_format.render(v, [Message("user", text)])
-        nats = []
-        for letter, word in one["options"].items():
-            line = v.tokenizer.encode(f"{letter}. {word}", add_special_tokens=False)
-            assert (
-                line.offsets[0][0] == 0 and line.offsets[1][0] > 0
-            )  # the letter is in the first token
-            nats.append(float(likeliest(model, ids, v.size)[line.ids[0]]))
-        right += nats.index(max(nats)) == "ABC".index(one["answer_idx"])
-    assert found["choice"] | {"interval": None} == {
-        "right": right,
-        "asked": 31,
-        "too_long": 0,
-        "accuracy": right / 31,
-        "chance": pytest.approx(1 / 3),
-        "interval": None,
-    }
-    assert 0 < right < 31
-    expected = sum(
-        questions.plain(greedy(model, v, prompt, len(v.encode(answer)) + 9))
-        == questions.plain(answer)
-        for prompt, answer in zip(prompts, answers, strict=True)
-    )
-    assert (found["written"]["right"], found["written"]["asked"]) == (expected, 9)
+    return rows
 
 
-def test_processes_share_the_questions_out(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def config_of(path: Path, **more: str) -> Config:
+    folder = path.parent / "data"
+    return load_preset(EVAL_DATA=str(path), EVAL_EXAMPLES="0", DATA_DIR=str(folder), **more)
+
+
+@pytest.fixture(params=[CHATML, BRACKETS, THINKS], ids=["chatml", "mistral", "qwen3"])
+def chat(request: pytest.FixtureRequest, tmp_path: Path) -> Chat:
+    """A model of random weights, with a template that puts no header, or more, before a reply."""
+    folder = write_model("llama", tmp_path / "model")
+    their_tokenizer(request.param).save_pretrained(str(folder))
+    return Chat(Weights(folder), load_preset(DEVICE="cpu"), CPU)
+
+
+@torch.no_grad()
+def likeliest(model: Any, ids: list[int]) -> torch.Tensor:
+    """Return the logits of the next token of one text."""
+    logits: torch.Tensor = model(torch.tensor([ids])).logits[0, -1]
+    return logits
+
+
+def test_answers_are_those_of_one_question_at_a_time(chat: Chat, tmp_path: Path) -> None:
+    bare = theirs(tmp_path / "model")
+    template, tokenizer = chat.template, chat.template.tokenizer
+    prompts, replies = [], []
+    asks = [[{"role": "user", "content": f"{word} {i}?"}] for i, word in enumerate(WORDS * 2)]
+    for messages in asks:
+        ids = prompts_ids = template.prompt_ids(messages)
+        for _ in range(64):
+            ids = [*ids, int(likeliest(bare, ids).argmax())]
+        prompts.append(prompts_ids)
+        replies.append(ids[len(prompts_ids) :])
+    # Random weights never end a reply: the token that most replies contain shall do it.
+    tokens = collections.Counter(token for reply in replies for token in set(reply[2:10]))
+    (stop, _), *_ = tokens.most_common()
+    template.stop_ids = [stop]
+    right, stopped, written = 0, 0, []
+    for i, (messages, prompt, reply) in enumerate(zip(asks, prompts, replies, strict=True)):
+        text = template.read_reply(reply)
+        answer = f" {text.upper()}. " if i % 3 and text else "It is so."
+        written.append(Question(messages, answer))
+        whole = template.render([*messages, {"role": "assistant", "content": answer}])
+        most = 2 * (len(tokenizer(whole)["input_ids"]) - len(prompt)) + 8
+        right += stop in reply[:most] and is_same(text, answer)
+        stopped += stop in reply[:most]
+    assert 0 < right < 12
+    rows = write_rows(tmp_path / "rows.jsonl", choices(31))
+    questions, count, _ = read_questions(config_of(rows))
+    assert count == len(questions) == 31
+    choice, open_ended = ask(chat, [*questions, *written], ALONE, 4)
+    assert (open_ended.right, open_ended.stopped, open_ended.asked) == (right, stopped, 12)
+
+    expected = 0
+    for question in questions:
+        before = template.render([*question.messages, {"role": "assistant", "content": "A. x"}])
+        before = before[: before.rindex("A. x")]
+        scores = []
+        for letter in "ABC":
+            ids = tokenizer(f"{before}{letter}. x", add_special_tokens=False)["input_ids"]
+            place = [tokenizer.decode(token).strip()[-1:] for token in ids].index(
+                letter, len(ids) - 5
+            )
+            scores.append(float(likeliest(bare, ids[:place])[ids[place]]))
+        expected += question.options[scores.index(max(scores))] == question.answer
+    assert (choice.right, choice.asked, choice.too_long) == (expected, 31, 0)
+    assert choice.chance == pytest.approx(31 / 3) and 0 < choice.right < 31
+
+
+def test_processes_share_the_questions(
+    models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, v = run.models[3], load(Path(run.config.tokenizer))
-    c = config(
-        run, write_rows(tmp_path / "q.jsonl", [*choices(13), {"question": "Why?", "answer": "No"}])
-    )
-    trained, sheet, sums = (
-        Trained(c, Path("here"), {}, None, None, model, v),
-        questions.sheet_of(c),
-        list[torch.Tensor](),
-    )
-    whole = chat_eval.ask(trained, sheet, ALONE)
+    chat = Chat(Weights(models["llama"]), load_preset(DEVICE="cpu"), CPU)
+    rows = [*choices(13), {"question": "Why?", "answer": "No"}, choices(1)[0]]
+    rows[-1]["question"] = "why " * 600
+    questions, _, _ = read_questions(config_of(write_rows(tmp_path / "q.jsonl", rows)))
+    whole = ask(chat, questions, ALONE, 4)
+    assert (whole[0].asked, whole[0].too_long, whole[1].asked) == (13, 1, 1)
+    parts: list[torch.Tensor] = []
 
     def keep(values: torch.Tensor) -> torch.Tensor:
-        sums.append(values)
+        parts.append(values)
         return values
 
     monkeypatch.setattr(chat_eval, "sum_over_ranks", keep)
     for rank in range(3):
-        chat_eval.ask(trained, sheet, dataclasses.replace(ALONE, rank=rank, size=3))
-    assert len(sums) == 3  # one all-reduce each
-    total = torch.stack(sums).sum(0).tolist()
-    assert total[:2] == [whole["choice"]["right"], 13] and total[5:7] == [
-        whole["written"]["right"],
-        1,
-    ]
+        ask(chat, questions, dataclasses.replace(ALONE, rank=rank, size=3), 4)
+    assert len(parts) == 3  # one all-reduce each
+    total = torch.stack(parts).sum(0).tolist()
+    assert total == [pytest.approx(dataclasses.astuple(counts)) for counts in whole]
 
 
-def test_a_fixed_part_is_asked_whatever_the_order_of_the_rows(run: Run, tmp_path: Path) -> None:
+def test_a_fixed_part_is_asked_whatever_the_order_of_the_rows(tmp_path: Path) -> None:
     rows = choices(40)
-    paths = [
-        write_rows(tmp_path / name, own)
-        for name, own in (("x.jsonl", rows), ("y.jsonl", rows[::-1]))
-    ]
-    parts = [
-        {
-            one.messages[0].text
-            for one in questions.sheet_of(
-                dataclasses.replace(config(run, path), eval_examples=9)
-            ).asked
-        }
-        for path in paths
-    ]
-    assert len(parts[0]) == 9 and parts[0] == parts[1]
-    other = questions.sheet_of(
-        dataclasses.replace(config(run, paths[0]), eval_examples=9, seed=4)
-    ).asked
-    assert {one.messages[0].text for one in other} != parts[0]
 
+    def asked(name: str, order: list[Any], **settings: str) -> set[str]:
+        config = config_of(write_rows(tmp_path / name, order), **settings).replace(eval_examples=9)
+        return {question.messages[0]["content"] for question in read_questions(config)[0]}
 
-def test_what_does_not_fit_is_left_out_counted_and_named(run: Run, tmp_path: Path) -> None:
-    v = load(Path(run.config.tokenizer))
-    long = choices(1)[0] | {"question": "why " * 300}
-    said: list[str] = []
-    sheet = questions.sheet_of(config(run, write_rows(tmp_path / "q.jsonl", [*choices(4), long])))
-    assert questions.fitting(sheet, v, 96, said.append) == 4
-    assert said == [
-        f"EVAL_DATA: 1 of 5 questions do not fit into SEQ_LEN=96 tokens and are left out "
-        f"({tmp_path / 'q.jsonl'}:5)"
-    ]
-    found = chat_eval.ask(
-        Trained(config(run, tmp_path), Path("here"), {}, None, None, run.models[3], v), sheet, ALONE
-    )
-    assert (found["choice"]["asked"], found["choice"]["too_long"]) == (4, 1)
-    with pytest.raises(CorpusError, match="none of its 5 questions fits into SEQ_LEN=4 tokens"):
-        questions.fitting(sheet, v, 4)
+    first = asked("x.jsonl", rows)
+    assert len(first) == 9 and asked("y.jsonl", rows[::-1]) == first
+    assert asked("x.jsonl", rows, SEED="4") != first
 
 
 @pytest.mark.parametrize(
@@ -224,116 +163,55 @@ def test_what_does_not_fit_is_left_out_counted_and_named(run: Run, tmp_path: Pat
 def test_written_answers_are_compared_but_for_case_blanks_and_stops(
     written: str, answer: str, same: bool
 ) -> None:
-    assert questions.is_same(written, answer) == same
+    assert is_same(written, answer) == same
 
 
-def test_the_last_answer_of_a_talk_is_what_is_asked_for(run: Run, tmp_path: Path) -> None:
+def test_the_last_reply_of_a_conversation_is_asked_for(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "q.jsonl", [row("One?", "Yes.", "Two?", "No.")])
-    assert questions.sheet_of(config(run, path)).asked == [
-        Asked(
-            [Message("user", "One?"), Message("assistant", "Yes."), Message("user", "Two?")],
-            "No.",
-            (),
-            f"{path}:1",
-        )
-    ]
+    questions, _, _ = read_questions(config_of(path))
+    messages = [("user", "One?"), ("assistant", "Yes."), ("user", "Two?")]
+    said = [{"role": role, "content": text} for role, text in messages]
+    assert questions == [Question(said, "No.")]
 
 
-def test_as_a_command_it_writes_the_run_s_file(run: Run, tmp_path: Path) -> None:
-    path = write_rows(tmp_path / "q.jsonl", choices(9))
-    env = environment(tmp_path, {}) | {
-        "RUN_NAME": "a-run",
-        "EVAL_DATA": str(path),
-        "DATA_DIR": str(tmp_path / "data"),
-        "SEQ_LEN": "96",
-        "BATCH_TOKENS": "768",
-        "TOKENIZER": run.config.tokenizer,
-        "N_KV_HEAD": "2",
-    }
-    done = subprocess.run(
-        ["scripts/launch.sh", "finetune.chat_eval"],
-        env=env,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    facts = json.loads((run.folder / "eval" / "chat_step_0000003.json").read_text())
-    assert facts["choice"]["asked"] == facts["rows"] == 9 and facts["choice"][
-        "chance"
-    ] == pytest.approx(1 / 3)
-    assert facts["written"] == {
-        "right": 0,
-        "asked": 0,
-        "too_long": 0,
-        "accuracy": None,
-        "interval": None,
-        "chance": None,
-    }
-    assert f"of 9, guessing {1 / 3:.1%}" in done.stdout
-    env |= {"EVAL_DATA": ""}
-    done = subprocess.run(
-        [sys.executable, "-m", "finetune.chat_eval"],
-        env=env,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 64 and "EVAL_DATA is not set" in done.stdout
+def test_make_eval_writes_what_it_found(models: dict[str, Path], tmp_path: Path) -> None:
+    rows = [*choices(9), {"question": "Why?", "answer": "It is so."}]
+    env = environment(tmp_path, {}, MAKE_TARGET="eval", INIT_FROM=models["gemma2"])
+    env |= {"EVAL_DATA": str(write_rows(tmp_path / "q.jsonl", rows)), "EVAL_EXAMPLES": "0"}
+    env |= {"DATA_DIR": str(tmp_path / "data")}
+    for name in ("VOCAB_SIZE", "N_LAYER", "N_HEAD", "N_EMBD"):
+        env.pop(name)
+    said = train(env, command=["scripts/launch.sh", "finetune.evaluate"])
+    facts = json.loads((tmp_path / "run" / "eval" / "chat_init_gemma2.json").read_text())
+    assert facts["rows"] == 10 and facts["choice"]["asked"] == 9
+    assert facts["choice"]["chance"] == pytest.approx(1 / 3)
+    assert facts["written"]["asked"] == 1 and len(facts["written"]["stop_interval"]) == 2
+    assert f"of 9, guessing {1 / 3:.1%}" in said and "ended with <|im_end|>: " in said
+    env["EVAL_DATA"] = str(write_rows(tmp_path / "q.jsonl", [row("why " * 600, "No.")]))
+    said = train(env, command=["scripts/launch.sh", "finetune.evaluate"], code=78)
+    assert "None of its 1 questions fits into the model's context of 512 tokens" in said
 
 
-def test_a_run_that_has_fine_tuned_is_read_by_its_export_of_the_newest_step(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    c, given = run.config, {"RUN_NAME", "TOKENIZER"}
-    with monkeypatch.context() as patch:
-        assert run.command(patch) == 0
-    facts = json.loads((run.folder / "config.json").read_text())
-    facts["settings"]["MODEL"] = "base"
-    (run.folder / "config.json").write_text(json.dumps(facts))
-    with pytest.raises(
-        RunFolderError, match="has fine-tuned MODEL=base, and its step 3 has not been exported yet"
-    ):
-        open_trained(c, ALONE, given=given)
-    (run.export / "finetuned.json").write_text(json.dumps({"step": 2}))
-    with pytest.raises(
-        RunFolderError,
-        match=r"its step 3 has not been exported yet\. Run make export RUNS_DIR=\S+ RUN_NAME=a-run",
-    ):
-        open_trained(c, ALONE, given=given)
-    (run.export / "finetuned.json").write_text(json.dumps({"step": 3}))
-    opened = open_trained(dataclasses.replace(c, tokenizer="gone.json"), ALONE, given=given)
-    exported = load(run.export / "tokenizer.json")
-    assert opened.vocabulary.sha256 == exported.sha256 and opened.config.seq_len == 96
-    with safe_open(run.export / "model.safetensors", framework="pt") as file:
-        assert torch.equal(
-            opened.model.layers[0].mlp.up_proj.weight,
-            file.get_tensor("model.layers.0.mlp.up_proj.weight"),
-        )
-    assert chat_eval.name_of(opened) == "chat_step_0000003"
-
-
-def test_questions_as_medqa_has_them(run: Run) -> None:
+def test_questions_as_medqa_has_them() -> None:
     found = sorted((SHARED / "medical").glob("medqa*.jsonl"))
     if not found:
         pytest.skip("no MedQA rows beside the repository (shared/data/medical)")
     rows = [json.loads(line) for line in found[0].read_text(encoding="utf-8").splitlines()]
-    sheet = questions.sheet_of(config(run, found[0]))
-    assert sheet.rows == len(rows) and sheet.chance == pytest.approx(0.25)
+    questions, count, _ = read_questions(load_preset(EVAL_DATA=str(found[0]), EVAL_EXAMPLES="0"))
+    assert count == len(rows)
     by_question = {entry["question"]: entry for entry in rows}
-    for one in sheet.asked:
-        entry = by_question[one.messages[0].text.rpartition("\nA. ")[0]]
-        assert one.answer == f"{entry['answer_idx']}. {entry['options'][entry['answer_idx']]}"
-        assert len(one.options) == 4
+    for question in questions:
+        entry = by_question[question.messages[0]["content"].rpartition("\nA. ")[0]]
+        assert question.answer == f"{entry['answer_idx']}. {entry['options'][entry['answer_idx']]}"
+        assert len(question.options) == 4
 
 
-def test_questions_are_fetched_by_one_process_at_a_time(
+def test_questions_of_the_hub_are_read_by_one_process_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Files of the hub are deleted once they are read, which another process must not see."""
+    """Files of the Hub are deleted once they are read, which another process must not see."""
     held = []
+    real = chat_eval.pinned_files
 
     def pinned_files(source: str, folder: Path, *rest: str) -> Any:
         for lock in folder.glob(".*lock*"):
@@ -342,53 +220,25 @@ def test_questions_are_fetched_by_one_process_at_a_time(
             held.append(lock)
         return real(source, folder, *rest)
 
-    real = questions.pinned_files
-    monkeypatch.setattr(questions, "pinned_files", pinned_files)
-    rows = write_rows(tmp_path / "x.jsonl", [row("Is it?", "Yes."), row("Why?", "I know.")])
-    c = load_preset(DATA_DIR=str(tmp_path / "data"), EVAL_DATA=str(rows))
-    assert len(questions.sheet_of(c).asked) == 2 and len(held) == 1
-
-
-ASK = """
-import json, sys
-from finetune import questions
-from settings import load_config
-sheet = questions.sheet_of(load_config())
-sys.stdout.write(json.dumps([[one.messages, one.answer, one.options, one.place] for one in sheet.asked] + sheet.report))
-"""
-
-
-def test_questions_of_the_hub_are_brought_once_and_kept_with_their_hash(tmp_path: Path) -> None:
-    rows = [*choices(8), row("Is it?", "Yes."), {"question": "none"}]
-    content = "".join(json.dumps(one) + "\n" for one in rows).encode()
-    local = write_rows(tmp_path / "x.jsonl", rows)
-
-    def ask(server: Hub, data: str) -> list[Any]:
-        done = subprocess.run(
-            [sys.executable, "-c", ASK],
-            cwd=ROOT,
-            text=True,
-            capture_output=True,
-            check=True,
-            env=environment(tmp_path, {"DATA_DIR": str(tmp_path / "data")})
-            | server.environment(tmp_path)
-            | {"EVAL_DATA": data, "EVAL_EXAMPLES": "0"},
-        )
-        assert ("damaged (another hash); it is made again" in done.stderr) == damaged
-        return json.loads(done.stdout)
-
-    damaged = False
+    monkeypatch.setattr(chat_eval, "pinned_files", pinned_files)
+    content = "".join(json.dumps(one) + "\n" for one in choices(8)).encode()
     with hub(repositories={"lab/exam": Repository({"test.jsonl": content})}) as server:
-        first = ask(server, "lab/exam:test")
-        asked = len(server.requests)
-        assert ask(server, "lab/exam:test") == first and len(server.requests) == asked > 0
-        (kept,) = (tmp_path / "data" / "finetune" / "questions").iterdir()
-        kept.write_bytes(kept.read_bytes().replace(b"Yes.", b"No.."))
-        damaged = True
-        assert ask(server, "lab/exam:test") == first and len(server.requests) > asked
-        damaged = False
-        assert [one[:3] for one in ask(server, str(local)) if isinstance(one, list)] == [
-            one[:3] for one in first if isinstance(one, list)
-        ]
-    assert len(list(kept.parent.iterdir())) == 1 and not list((tmp_path / "data").rglob("*.jsonl"))
-    assert any("dropped" in str(one) for one in first)
+        for name, value in server.environment(tmp_path).items():
+            monkeypatch.setenv(name, value)
+        config = config_of(tmp_path / "x").replace(eval_data="lab/exam:test")
+        code = (
+            "import json, sys\nfrom finetune.chat_eval import read_questions\n"
+            "from settings import load_config\nprint(json.dumps(len(read_questions(load_config())[0])))"
+        )
+        settings = {"EVAL_DATA": config.eval_data, "DATA_DIR": config.data_dir}
+        for name, value in settings.items():
+            monkeypatch.setenv(name, value)
+        assert server.run(tmp_path, code)[0] == 8
+    assert not list((tmp_path / "data").rglob("*.jsonl"))
+    rows = write_rows(tmp_path / "x.jsonl", [row("Is it?", "Yes."), row("Why?", "I know.")])
+    assert len(read_questions(config_of(rows))[0]) == 2 and len(held) == 1
+
+
+def test_no_question_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match="1 of 1 rows had to be dropped"):
+        read_questions(config_of(write_rows(tmp_path / "q.jsonl", [{"question": "none"}])))

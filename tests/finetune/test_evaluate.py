@@ -1,78 +1,105 @@
-"""finetune/evaluate.py: which runs `make eval` asks questions."""
+"""finetune/evaluate.py: what `make eval` measures."""
 
-import dataclasses
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from finetune import chat_eval, evaluate
+from finetune import benchmarks, chat_eval, evaluate, model_folder
+from finetune.model_folder import Weights
+from settings import SettingsError
 from settings.config import Config
+from tests.finetune.models import models
 from tests.train.checkpoint.test_checkpoint import ALONE
 from train.generate import eval_run
+from train.model.hf_import import ForeignError
+
+__all__ = ["models"]  # a fixture
+
+TUNED = {"MODEL": "base", "EVAL_DATA": "own.jsonl"}
 
 
 @pytest.fixture
-def c(tmp_path: Path) -> Config:
-    return Config(runs_dir=str(tmp_path), run_name="a-run", eval_data="preset.jsonl")
+def config(tmp_path: Path) -> Config:
+    return Config(runs_dir=str(tmp_path), run_name="a-run", eval_data="given.jsonl")
 
 
-def write_run(c: Config, **settings: str) -> None:
-    folder = Path(c.runs_dir) / c.run_name
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"settings": settings}))
-
-
-def ask(monkeypatch: pytest.MonkeyPatch, c: Config, *names: str) -> str:
-    """Return what find_questions finds when the user has set these."""
-    monkeypatch.setattr(evaluate, "find_explicit", lambda: set(names))
-    return evaluate.find_questions(c)
-
-
-def test_a_fine_tuned_run_is_asked_what_was_given_or_what_it_was_evaluated_with(
-    c: Config, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("settings", "given", "asked"),
+    [
+        (TUNED, "", "own.jsonl"),
+        (TUNED, "EVAL_DATA", "given.jsonl"),
+        ({"MODEL": "base"}, "", ""),
+        ({"MODEL": ""}, "", ""),
+        ({"MODEL": ""}, "EVAL_DATA", ""),
+        ({}, "INIT_FROM", ""),
+        ({}, "INIT_FROM EVAL_DATA", "given.jsonl"),
+    ],
+)
+def test_questions_are_those_given_or_those_of_the_run(
+    config: Config,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    settings: dict[str, str],
+    given: str,
+    asked: str,
 ) -> None:
-    write_run(c, MODEL="base", EVAL_DATA="own.jsonl")
-    assert ask(monkeypatch, c) == "own.jsonl"
-    assert ask(monkeypatch, c, "EVAL_DATA") == "preset.jsonl"
-
-
-def test_a_run_fine_tuned_without_eval_data_is_measured_as_others(
-    c: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_run(c, MODEL="base", EVAL_DATA="")
-    assert ask(monkeypatch, c) == ""
-
-
-def test_a_base_run_is_never_asked_and_that_is_logged(
-    c: Config, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    write_run(c, MODEL="")
+    monkeypatch.setattr(evaluate, "find_explicit", lambda: set(given.split()))
     caplog.set_level(logging.INFO)
-    assert ask(monkeypatch, c) == "" and not caplog.text
-    assert ask(monkeypatch, c, "EVAL_DATA") == ""
-    assert "EVAL_DATA=preset.jsonl is not used: a-run is not a fine-tuned run" in caplog.text
+    assert evaluate.find_questions(config, settings) == asked
+    is_base = settings == {"MODEL": ""} and bool(given)
+    assert ("EVAL_DATA=given.jsonl is not used: a-run is not" in caplog.text) == is_base
 
 
-def test_weights_of_others_are_asked_what_was_given(
-    c: Config, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("given", "is_of_run"),
+    [("", True), ("INIT_FROM", False), ("INIT_FROM RUN_NAME", True)],
+)
+def test_a_folder_is_meant_if_it_alone_is_named(
+    config: Config, monkeypatch: pytest.MonkeyPatch, given: str, is_of_run: bool
 ) -> None:
-    c = dataclasses.replace(c, init_from="models/x")
-    assert ask(monkeypatch, c, "INIT_FROM") == ""
-    assert ask(monkeypatch, c, "INIT_FROM", "EVAL_DATA") == "preset.jsonl"
-    write_run(c, MODEL="base", EVAL_DATA="own.jsonl")
-    assert ask(monkeypatch, c, "INIT_FROM", "EVAL_DATA") == "preset.jsonl"
-    assert ask(monkeypatch, c, "INIT_FROM") == ""
-    assert ask(monkeypatch, c, "INIT_FROM", "RUN_NAME") == "own.jsonl"
+    folder = Path(config.runs_dir) / "a-run"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"settings": TUNED}))
+    monkeypatch.setattr(model_folder, "find_explicit", lambda: set(given.split()))
+    config = config.replace(init_from="models/x")
+    assert model_folder.stored_settings(config) == (TUNED if is_of_run else {})
 
 
-def test_questions_decide_what_is_measured(c: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr(chat_eval, "measure", lambda c, world: asked.append(c.eval_data) or 0)
-    monkeypatch.setattr(eval_run, "evaluate", lambda c, world: asked.append("CORE") or 0)
-    write_run(c, MODEL="base", EVAL_DATA="own.jsonl")
+def test_what_is_set_decides_what_is_measured(
+    config: Config, monkeypatch: pytest.MonkeyPatch, models: dict[str, Path]
+) -> None:
+    measured: list[Any] = []
+    settings: dict[str, str] = {}
+    folder = models["llama"]
     monkeypatch.setattr(evaluate, "find_explicit", set)
-    assert evaluate.evaluate(c, ALONE) == 0 and asked == ["own.jsonl"]
-    (Path(c.runs_dir) / c.run_name / "config.json").write_text('{"settings": {}}')
-    assert evaluate.evaluate(c, ALONE) == 0 and asked == ["own.jsonl", "CORE"]
+    monkeypatch.setattr(evaluate, "stored_settings", lambda c: settings)
+    monkeypatch.setattr(evaluate, "open_together", lambda c, world: Weights(folder, settings))
+
+    def note(what: str) -> int:
+        measured.append(what)
+        return 0
+
+    monkeypatch.setattr(chat_eval, "measure", lambda c, *more: note(c.eval_data))
+    monkeypatch.setattr(benchmarks, "measure", lambda c, *more: note("benchmarks"))
+    monkeypatch.setattr(eval_run, "evaluate", lambda c, world: note("CORE"))
+
+    def measure(of: dict[str, str], **more: str) -> Any:
+        nonlocal settings
+        settings = of
+        assert evaluate.evaluate(config.replace(**more), ALONE) == 0
+        return measured.pop()
+
+    assert measure({"MODEL": ""}) == "CORE"
+    assert measure(TUNED) == "own.jsonl"
+    assert measure(TUNED, benchmarks="arc_easy") == "benchmarks"
+    assert measure({"MODEL": "base"}) == "CORE"
+    folder = models["gemma2"]
+    with pytest.raises(
+        ForeignError, match=r"need a Llama or a Qwen3.*model_type=.gemma2.*EVAL_DATA"
+    ):
+        measure({"MODEL": "base"})
+    with pytest.raises(SettingsError, match="HF_ALLOW_CODE_EVAL=1 make eval BENCHMARKS=humaneval"):
+        measure(TUNED, benchmarks="humaneval")

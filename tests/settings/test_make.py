@@ -154,7 +154,7 @@ def test_what_is_set_for_other_programs_does_not_reach_what_make_starts(root):
 
 def test_targets_of_one_command_line_run_one_after_the_other(root):
     done = make(root, "-n", "setup", "train", "sample", MAKEFLAGS="-j8")
-    assert done.stdout.index("scripts.train") < done.stdout.index("train.generate.sample")
+    assert done.stdout.index("scripts.train") < done.stdout.index("finetune.chat sample")
     assert ".NOTPARALLEL" in MAKEFILE
 
 

@@ -4,6 +4,7 @@ Exit codes: 0 done; 64 a setting is invalid; 69 other processes are missing; 78 
 environment are bad; 130 Ctrl-C.
 """
 
+import io
 import logging
 import os
 import signal
@@ -11,9 +12,9 @@ import sys
 import warnings
 from collections.abc import Callable
 from types import FrameType
-from typing import TextIO
+from typing import NoReturn, TextIO
 
-from settings import ExpectedError, explain_error
+from settings import ExpectedError, SettingsError, explain_error
 from settings.config import Config
 from train import console
 from train.distributed.world import World, join, leave, report_exit
@@ -31,6 +32,8 @@ def run_command(work: Callable[[Config, World], int], output: TextIO) -> int:
         work: what is done; it returns the exit code.
         output: where the log goes.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")  # whatever the locale has
     console.start_logging(output)
     # DCP, in one process
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")
@@ -57,6 +60,32 @@ def run_command(work: Callable[[Config, World], int], output: TextIO) -> int:
     report_exit(code)
     leave()
     return code
+
+
+def refuse(problem: str) -> NoReturn:
+    raise SettingsError([problem])
+
+
+def read_prompt(config: Config) -> str:
+    """Return PROMPT, or else standard input unless that is a terminal; "" if there is none.
+
+    Raises SettingsError.
+    """
+    if not config.sample_tokens:
+        refuse("SAMPLE_TOKENS=0: Leaves no room for text. Set for example SAMPLE_TOKENS=160.")
+    if config.prompt or sys.stdin.isatty():
+        return config.prompt
+    log.info("the prompt is read from standard input")  # which the caller may have left open
+    # A line end at the end is the shell's.
+    return decode(sys.stdin.buffer.read()).removesuffix("\n").removesuffix("\r")
+
+
+def decode(content: bytes) -> str:
+    """Decode what was typed. Raises SettingsError."""
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        refuse(f"Standard input: its byte {error.start} is not UTF-8. Give text, or PROMPT.")
 
 
 def stop(number: int, frame: FrameType | None) -> None:

@@ -10,7 +10,7 @@ from the run's is refused. Nothing is written, so the run may train meanwhile.
 """
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,6 @@ ALWAYS_THE_COMMANDS -= {"PRESET", "MAX_STEPS"}
 # Rules about steps: a command that takes none need not keep them.
 OF_TRAINING = CHECKS.keys() - {check_attention, check_mixture, check_nodes}
 
-TUNED = "finetuned.json"  # in the export of a fine-tuned run: of what, and which step
 LONGEST = 4096  # default of SEQ_LEN for a folder that allows more: masks and windows grow with it
 
 
@@ -206,7 +205,9 @@ def find(config: Config, given: Collection[str]) -> Found:
     if is_other_folder and "INIT_FROM" in given and "RUN_NAME" not in given:
         return find_folder(config, given)
     if stored.model:
-        return find_export(config, paths, stored, given)
+        # finetune/evaluate.py has made its export.
+        export = config.replace(init_from=str(paths.folder / "export"), step=None)
+        return find_folder(export, set(given) - {"TOKENIZER"})
     problems = []
     ours = config.values()
     theirs = stored.values()
@@ -228,24 +229,6 @@ def find(config: Config, given: Collection[str]) -> Found:
     facts = {"attempts": [], **before, "checkpoint": manifest}
     used = settings_for_use(config, stored, given)
     return Found(used, folder, facts, stored_norm_eps(before), tokenizer)
-
-
-def find_export(config: Config, paths: RunPaths, stored: Config, given: Collection[str]) -> Found:
-    """Find the export of a fine-tuned run, which has its weights merged.
-
-    Raises RunFolderError if there is none, or only one of another step.
-    """
-    export = paths.folder / "export"
-    wanted = config.step or max(committed(paths.checkpoints), default=None)
-    exported = hf_import.read_json(export / TUNED) if (export / TUNED).is_file() else {}
-    if wanted is None or exported.get("step") != wanted:
-        step = f" STEP={config.step}" if config.step else ""
-        raise RunFolderError(
-            f"RUN_NAME={config.run_name}: has fine-tuned MODEL={stored.model}, and its step {wanted} has "
-            f"not been exported yet. Run make export {name_run(paths.folder)}{step} first."
-        )
-    config = config.replace(init_from=str(export), step=None)
-    return find_folder(config, set(given) - {"TOKENIZER"})
 
 
 def settings_of_run(paths: RunPaths, before: dict[str, Any]) -> Config:
@@ -280,12 +263,22 @@ def checkpoint_of(config: Config, paths: RunPaths) -> tuple[Path, dict[str, Any]
         latest = find_latest(paths.checkpoints)
         assert latest  # or it has raised
         return latest
-    if config.step not in steps:
-        others = some([str(step) for step in reversed(steps)])
-        problem = f"STEP={config.step}: Run {config.run_name} has no checkpoint of that step."
-        raise SettingsError([f"{problem} There are: {others}."])
+    check_step(config.step, steps, config.run_name)
     folder = folder_of(paths.checkpoints, config.step)
     return folder, verify(folder)
+
+
+def check_step(step: int, steps: Sequence[int], run_name: str) -> None:
+    """Raise SettingsError if a run has no checkpoint of STEP.
+
+    Args:
+        steps: of its checkpoints, ascending.
+    """
+    if step in steps:
+        return
+    others = some([str(other) for other in reversed(steps)])
+    problem = f"STEP={step}: Run {run_name} has no checkpoint of that step."
+    raise SettingsError([f"{problem} There are: {others}."])
 
 
 def no_checkpoint(paths: RunPaths) -> CheckpointError:

@@ -2,12 +2,9 @@
 
 import io
 import os
-import pty
 import re
-import select
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +13,7 @@ import torch
 from settings import ROOT
 from settings.config import Config
 from tests.train.generate.test_load_run import Run, publish, run  # noqa: F401  (a fixture)
-from tests.train.model.test_hf_import import LLAMA, published
+from tests.train.model.test_hf_import import LLAMA
 from tests.train.model.test_model import recipe
 from train.data import prepare
 from train.data.tokenizer import load
@@ -35,7 +32,6 @@ class Shell:
         stdin=b"",
         terminal=False,
         code=0,
-        chat=False,
         **settings,
     ):
         """(standard output, standard error)"""
@@ -54,7 +50,7 @@ class Shell:
             patch.setattr("signal.signal", lambda *_: None)
             patch.setattr(os, "_exit", lambda code: sys.exit(code))  # Ctrl-C
             try:
-                found = sampling.main(chat)
+                found = sampling.main()
             except SystemExit as end:  # Ctrl-C
                 found = end.code
         assert found == code
@@ -124,7 +120,6 @@ def test_a_text_may_outgrow_seq_len(sample):
         (64, "SEQ_LEN=32. Shorten the text.", {"PROMPT": "abcd " * 40}),
         (64, "(environment): Must be text in UTF-8", {"PROMPT": os.fsdecode(b"a\xff")}),
         (64, "its byte 1 is not UTF-8", {"PROMPT": "", "stdin": b"a\xff"}),
-        (64, "PROMPT is not set", {"PROMPT": "", "chat": True}),
     ],
 )
 def test_what_is_wrong_has_its_exit_code_and_nothing_is_written(sample, code, words, settings):
@@ -184,89 +179,3 @@ def test_characters_survive_any_locale(sample, monkeypatch):
     env = {**os.environ, **settings, **locale}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, check=True)
     assert done.stdout.decode() == out
-
-
-# ---- Conversations
-
-
-def test_a_message_is_answered(sample):
-    out, _ = sample(PROMPT="abcd", chat=True)
-    assert not out.startswith("abcd")
-    assert sample(b"abcd", chat=True)[0] == out
-    both, _ = sample(PROMPT="abcd", chat=True, SAMPLES=2)
-    assert both.startswith(f"==== 1 of 2, SEED=1337\n{out}==== 2 of 2, SEED=1338\n")
-
-
-def test_a_conversation_leaves_room_for_an_answer(sample, monkeypatch):
-    asked: list[int] = []
-
-    def generate(model, texts, *_):
-        asked.append(len(texts[0]))
-        yield [40]
-
-    monkeypatch.setattr(sampling, "generate", generate)
-    _, err = sample(b"abcd\n" * 12, terminal=True, chat=True, SAMPLE_TOKENS=10)
-    assert len(asked) == 12
-    assert 32 - 10 - 8 < max(asked) <= 32 - 10
-    assert "forgotten" in err
-    assert "Older text" not in err
-    asked.clear()
-    _, err = sample(b"abcd\n" * 3, terminal=True, chat=True, SAMPLE_TOKENS=70)
-    assert max(asked) <= 16
-    assert err.count("Older text is dropped") == 3
-
-
-@pytest.mark.parametrize("terminal", [False, True])
-def test_a_tokenizer_without_the_tokens_is_refused_before_anything_is_asked(
-    sample, data, tmp_path, tiny, terminal
-):
-    text = Path(data["TOKENIZER"]).read_text().replace('"<|assistant|>"', '"<|other|>"')
-    published(tmp_path / "llama", recipe(tiny, **LLAMA))
-    (tmp_path / "llama" / "tokenizer.json").write_text(text)
-    where = {"RUN_NAME": "none", "INIT_FROM": tmp_path / "llama"}
-    out, err = sample(b"a\n", terminal, code=78, chat=True, **where)
-    assert out == ""
-    assert "it lacks <|assistant|>" in err
-    assert not re.search("^> ", err, re.MULTILINE)
-
-
-def read_until(terminal, what, seconds=60):
-    """What a terminal shows, up to and with this; all of it where its program ends first."""
-    shown, deadline = b"", time.monotonic() + seconds
-    while what not in shown:
-        assert time.monotonic() < deadline, shown
-        if select.select([terminal], [], [], 0.5)[0]:
-            try:
-                shown += os.read(terminal, 4096)
-            except OSError:  # Linux says so where the other end is closed
-                return shown
-    return shown
-
-
-def test_a_conversation_at_a_real_terminal_ends_with_ctrl_d(sample):
-    answer = sample(PROMPT="ab", chat=True, SAMPLE_TOKENS=3)[0].rstrip("\n")
-    ours, theirs = pty.openpty()
-    with subprocess.Popen(
-        [sys.executable, "-m", "train.generate.sample", "chat"],
-        cwd=ROOT,
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        env={**os.environ, **sample.settings, "SAMPLE_TOKENS": "3"},
-        start_new_session=True,
-    ) as process:
-        os.close(theirs)
-        try:
-            assert b"Ctrl-D exits" in read_until(ours, b"\n> ")
-            os.write(ours, b"\xff\n")
-            assert b"its byte 0 is not UTF-8" in read_until(ours, b"\n> ")
-            os.write(ours, b"ab\n")
-            shown = read_until(ours, b"\n> ").decode().replace("\r\n", "\n")
-            assert shown.startswith(f"ab\n{answer}\n")
-            assert re.search(r"\d+ tokens in ", shown)
-            os.write(ours, b"\x04")
-            read_until(ours, b"never said")
-            assert process.wait(120) == 0
-        finally:
-            process.kill()
-            os.close(ours)

@@ -11,7 +11,7 @@ import torch
 from gguf import GGUFReader
 from safetensors.torch import load_file
 
-from finetune import origin
+from finetune import model_folder
 from settings import SettingsError, load_preset
 from settings.config import Config
 from tests.export.exported import LLAMA, make_run
@@ -21,6 +21,7 @@ from tests.finetune.models import models
 from tests.finetune.test_training import chats, env_of, finetune, losses
 from tests.running import ROOT, train
 from tests.train.checkpoint.test_checkpoint import ALONE
+from train.checkpoint.manifest import CheckpointError
 from train.model.hf_import import ForeignError
 
 __all__ = ["chats", "models"]  # fixtures
@@ -67,8 +68,8 @@ def test_a_name_on_the_hub_is_brought_once_without_code_and_pickles(
         before = len(running.requests)
         assert "training: 180 examples" in bring(env, running, tmp_path)
         assert len(running.requests) == before
-    assert json.loads((kept / origin.WHOLE).read_text())["commit"] == REVISION
-    assert origin.find(load_preset(MODEL=NAME, DATA_DIR=str(tmp_path / "data"))) == kept
+    assert json.loads((kept / model_folder.WHOLE).read_text())["commit"] == REVISION
+    assert model_folder.find(load_preset(MODEL=NAME, DATA_DIR=str(tmp_path / "data"))) == kept
 
 
 @pytest.mark.parametrize(
@@ -102,7 +103,7 @@ def test_what_will_not_change_ends_it(
     with hub(repositories=served(models["llama"], manner=manner)) as running:
         said = bring(env_of(tmp_path, models["llama"], chats), running, tmp_path, 78, model)
     assert said.startswith(
-        f"MODEL={model}: there is no run and no folder of that name here, and of the hub: "
+        f"MODEL={model}: There is no run and no folder of that name here, and on the Hub: "
     )
     assert words in said
 
@@ -132,7 +133,7 @@ def test_pickles_alone_are_no_model(models: dict[str, Path], chats: Path, tmp_pa
     }
     env = env_of(tmp_path, models["llama"], chats)
     with hub(repositories=held) as running:
-        assert "the hub has no safetensors of it" in bring(env, running, tmp_path, 78)
+        assert "The Hub has no safetensors of it" in bring(env, running, tmp_path, 78)
 
 
 @pytest.mark.slow
@@ -150,11 +151,11 @@ def test_a_run_of_ours_is_fine_tuned_and_exported_again(
         tmp_path, Path("a-run"), rows, MAX_STEPS="8", EPOCHS="4", ENV_FILE=str(tmp_path / "own.env")
     )
     for what in (
-        "the run has no export yet",
+        "Exporting step 3 of a-run",
         "training: 90 examples",
     ):  # the second time there is one
         said = train(env, command=[sys.executable, "-m", "finetune.prepare_data"])
-        assert what in said and ("no export yet" in said) == (what == "the run has no export yet")
+        assert what in said and ("Exporting" in said) == what.startswith("Exporting")
     finetune(env)
     found = losses(tmp_path)
     assert found[-1] < found[0] - 0.3
@@ -184,20 +185,23 @@ def test_a_run_of_ours_is_fine_tuned_and_exported_again(
 
 def test_a_run_of_ours_is_read_by_its_export(tmp_path: Path) -> None:
     c = load_preset(MODEL="mine", RUNS_DIR=str(tmp_path))
-    with pytest.raises(SettingsError, match="there is no such run"):
-        origin.find(c)
+    with pytest.raises(SettingsError, match="There is no such run"):
+        model_folder.find(c)
     (tmp_path / "mine" / "checkpoints").mkdir(parents=True)
-    with pytest.raises(ForeignError, match="the run has no export yet"):
-        origin.find(c)
-    with pytest.raises(
-        ForeignError,
-        match=r"MODEL=mine: the run cannot be exported, .*run mine has no checkpoint yet",
-    ):
-        origin.bring(c)
+    with pytest.raises(ForeignError, match="The run has no export yet"):
+        model_folder.find(c)
+    with pytest.raises(CheckpointError, match="run mine has no checkpoint yet"):
+        model_folder.bring(c)
+    for number in (1, 2):  # of no run: without config.json
+        (tmp_path / "mine" / "checkpoints" / f"step_{number:07d}").mkdir()
+    with pytest.raises(ForeignError, match=r"mine: The run cannot be exported: .*config\.json"):
+        model_folder.bring(c)
     (tmp_path / "mine" / "export").mkdir()
     (tmp_path / "mine" / "export" / "config.json").touch()
-    assert origin.find(c) == tmp_path / "mine" / "export"
-    assert origin.find(load_preset(MODEL=str(tmp_path / "mine"))) == tmp_path / "mine" / "export"
+    assert model_folder.find(c) == tmp_path / "mine" / "export"
+    assert (
+        model_folder.find(load_preset(MODEL=str(tmp_path / "mine"))) == tmp_path / "mine" / "export"
+    )
 
 
 @pytest.mark.parametrize(
@@ -206,6 +210,7 @@ def test_a_run_of_ours_is_read_by_its_export(tmp_path: Path) -> None:
         ("README.md", "# x\n\n| steps | 1,009 of 2,000 |\n", " (step 1009)"),
         ("README.md", "by hand\n", ""),
         ("finetuned.json", '{"step": 1012}', " (step 1012)"),
+        ("export.json", '{"step": 1012}', " (step 1012)"),
         ("finetuned.json", "{", ""),
     ],
 )
@@ -218,14 +223,14 @@ def test_an_export_that_the_run_has_left_behind_is_named(
     for step in (1009, 1012):
         (tmp_path / "mine" / "checkpoints" / f"step_{step:07d}").mkdir(parents=True)
     with caplog.at_level("INFO"):
-        origin.bring(load_preset(MODEL="mine", RUNS_DIR=str(tmp_path)))
+        model_folder.bring(load_preset(MODEL="mine", RUNS_DIR=str(tmp_path)))
     first, *others = [one.getMessage() for one in caplog.records]
     assert first == f"Loading MODEL=mine from {tmp_path}/mine/export{said}."
     assert others == (
         []
         if "1012" in said
         else [
-            "MODEL=mine: its newest checkpoint is of step 1012; make export RUN_NAME=mine renews the export"
+            "MODEL=mine: There is a newer checkpoint, of step 1012. To use it: make export RUN_NAME=mine"
         ]
     )
 

@@ -1,0 +1,131 @@
+"""`make eval BENCHMARKS=arc_easy,mmlu`: tasks of EleutherAI's lm-evaluation-harness.
+
+    export -> lm_eval, hf backend, chat template of the model -> table, runs/RUN_NAME/eval/benchmarks_step_N.json
+
+lm-eval is installed into DATA_DIR the first time, next to .venv and not into it, unless .venv has it.
+"""
+
+import functools
+import importlib.util
+import json
+import logging
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from finetune.chat_eval import name_result, write
+from finetune.model_folder import Weights, lock
+from record.provenance import provenance
+from settings import ROOT, SettingsError
+from settings.config import Config
+from settings.resolve import build_environment, find_explicit, show_path
+from train.children import end_with_parent
+from train.data.data_paths import data_dir
+from train.data.sources.source import CorpusError
+from train.distributed.world import World
+
+# lm-eval, and what its imports need beyond .venv.
+PINS = (
+    "lm_eval==0.4.13",
+    "sacrebleu==2.6.0",
+    "portalocker==4.4.2",
+    "tabulate==0.10.0",
+    "colorama==0.4.6",
+    "lxml==6.1.3",
+)
+CODE_TASKS = ("humaneval", "mbpp")  # these run what the model writes
+ALLOW_CODE = "HF_ALLOW_CODE_EVAL"  # the confirmation that lm-eval's metric asks for
+
+log = logging.getLogger(__name__)
+
+
+def refuse_code(config: Config) -> None:
+    """Raise SettingsError if a task runs code of the model, and nobody has allowed it."""
+    runs_code = any(task in config.benchmarks for task in CODE_TASKS)
+    if not runs_code or build_environment({}).get(ALLOW_CODE) == "1":
+        return
+    raise SettingsError(
+        [
+            f"BENCHMARKS={config.benchmarks}: Runs Python that the model writes. Do so only in a "
+            "container or as a user without access to your files and network, and confirm it there: "
+            f"{ALLOW_CODE}=1 make eval BENCHMARKS={config.benchmarks} (docs/evaluation.md)."
+        ]
+    )
+
+
+def measure(config: Config, world: World, weights: Weights) -> int:
+    """Run lm-eval in one process, and write down what it finds. Returns the exit code."""
+    if not world.is_first:
+        return 0
+    began = time.perf_counter()
+    dtype = config.dtype if "DTYPE" in find_explicit() else "auto"
+    model = f"pretrained={weights.folder},dtype={dtype}"
+    options = ["--tasks", config.benchmarks, "--device", str(world.device)]
+    options += ["--batch_size", str(config.micro_batch_size), "--seed", str(config.seed)]
+    if config.eval_examples:
+        options += ["--limit", str(config.eval_examples)]
+    if weights.settings and not weights.is_tuned:
+        model += ",add_bos_token=True"  # as every document in pretraining begins
+    else:
+        options.append("--apply_chat_template")
+    environment = build_environment({"HF_TOKEN": config.hf_token} if config.hf_token else {})
+    if environment.get(ALLOW_CODE) == "1":
+        options.append("--confirm_run_unsafe_code")
+    if folder := install(config):
+        environment["PYTHONPATH"] = str(folder)
+    with tempfile.TemporaryDirectory(prefix="lm-eval.") as output:
+        command = [sys.executable, "-m", "lm_eval", "run", "--model", "hf", "--model_args", model]
+        done = subprocess.run(
+            [*command, *options, "--output_path", output],
+            cwd=ROOT,
+            check=False,
+            env=environment,
+            preexec_fn=functools.partial(end_with_parent, signal.SIGTERM),
+        )
+        if done.returncode:
+            raise CorpusError(
+                f"BENCHMARKS={config.benchmarks}: lm-eval failed, see above. Its tasks are listed by: "
+                "lm_eval ls tasks. Their data come from the Hugging Face Hub."
+            )
+        (path,) = Path(output).rglob("results_*.json")
+        found = json.loads(path.read_text(encoding="utf-8"))
+    facts = {
+        "schema": 1,
+        "weights": show_path(weights.folder),
+        "time": time.time(),
+        "seconds": time.perf_counter() - began,
+        "benchmarks": config.benchmarks,
+        "questions": config.eval_examples,
+        "seed": config.seed,
+        **{name: found[name] for name in ("results", "versions", "n-shot", "n-samples")},
+        "provenance": provenance(world.host, 1, world.device_name, 0),
+    }
+    write(config, name_result(weights, "benchmarks"), facts)
+    if config.eval_examples:
+        log.info("EVAL_EXAMPLES=0 asks all questions.")
+    return 0
+
+
+def install(config: Config) -> Path | None:
+    """Return the folder that holds lm-eval, installed there if needed; None if .venv has it.
+
+    Raises CorpusError.
+    """
+    if importlib.util.find_spec("lm_eval"):
+        return None
+    folder = data_dir(config) / PINS[0].replace("==", "-")
+    with lock(folder):
+        if not (folder / "complete").exists():
+            log.info("Installing %s in %s.", PINS[0], show_path(folder))
+            command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
+            done = subprocess.run([*command, "--target", str(folder), *PINS], check=False)
+            if done.returncode:
+                raise CorpusError(
+                    f"{PINS[0]} cannot be installed, see above. Check the network, or install it by "
+                    "hand: .venv/bin/pip install lm_eval"
+                )
+            (folder / "complete").touch()
+    return folder

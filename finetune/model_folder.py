@@ -1,0 +1,353 @@
+"""The folder in Hugging Face format that MODEL, RUN_NAME or INIT_FROM stands for.
+
+    runs/RUN_NAME  a run of ours: its export, which is made here if it is missing
+    a folder       as it is
+    OWNER/NAME     on the Hub: downloaded once, to DATA_DIR/models
+
+From the Hub come the JSON files, the tokenizer and the safetensors of one commit: the one that was
+seen first, unless @COMMIT names another. Code and pickles are left out. Each file must have the hash
+that the Hub gives, and the folder counts once all of them are there.
+"""
+
+import contextlib
+import dataclasses
+import fcntl
+import functools
+import hashlib
+import json
+import logging
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from export.place import exported_step
+from record import number_formats, status
+from record.default_run import require_run
+from record.durable import write_whole
+from record.run_paths import RunPaths
+from settings import ROOT, ExpectedError, SettingsError
+from settings.config import SETTINGS, Config
+from settings.init_from import explain_missing
+from settings.resolve import build_environment, find_explicit, show_path
+from settings.tuning_rules import NO_MODEL
+from train.checkpoint.find import committed
+from train.children import end_with_parent
+from train.data.data_paths import data_dir
+from train.data.sources.hub import Again, ask
+from train.data.sources.source import CorpusError
+from train.distributed.world import World, broadcast_object, raise_on_all_ranks
+from train.generate.load_run import check_step, no_checkpoint
+from train.model.hf_import import ForeignError, read_json, weight_files
+from train.run_folder import stored_config
+
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[0-9a-f]{7,40})?")
+WANTED = re.compile(r"[^/]+\.(json|jinja|safetensors|model|txt)")  # in the root of the repository
+WHOLE = ".whole.json"  # written last: the commit that a folder holds
+HUB = "https://huggingface.co/"
+BAD_SETTING = 64
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+# ---- MODEL
+
+
+def find(config: Config) -> Path:
+    """Return the folder of MODEL if it is here already.
+
+    Raises:
+        SettingsError: MODEL names nothing.
+        ForeignError: it must be downloaded or exported first.
+    """
+    if not config.model:
+        raise SettingsError([NO_MODEL])
+    if run := run_of(config):
+        if is_exported(run):
+            return run / "export"
+        raise ForeignError(
+            f"MODEL={config.model}: The run has no export yet. `make finetune` makes it."
+        )
+    place = ROOT / Path(config.model).expanduser()
+    if place.is_dir():
+        return place
+    if HUB_NAME.fullmatch(config.model):
+        kept = kept_at(config)
+        if (kept / WHOLE).is_file():
+            return kept
+        raise ForeignError(
+            f"MODEL={config.model}: Is not in {show_path(kept)} yet. `make finetune` downloads it."
+        )
+    hint = status.suggest(RunPaths.of(config.runs_dir, config.model, ROOT))
+    raise SettingsError(
+        [
+            f"MODEL={config.model}: There is no such run in {config.runs_dir} and no such folder, and "
+            f"it is not a name on the Hugging Face Hub (OWNER/NAME). {hint}For example "
+            "MODEL=models/qwen3-1.7b."
+        ]
+    )
+
+
+def is_here(config: Config) -> bool:
+    """Tell whether MODEL need not be downloaded or exported first. Raises SettingsError."""
+    try:
+        find(config)
+    except ForeignError:
+        return False
+    return True
+
+
+def bring(config: Config) -> Path:
+    """Return the folder of MODEL, after downloading or exporting it if needed.
+
+    One process of a machine does that, and others wait for it.
+
+    Raises SettingsError, ForeignError, CorpusError.
+    """
+    run = run_of(config)
+    if run:
+        if not is_exported(run):
+            return export_run(RunPaths(run), config)
+        log_step(run, config)
+    elif not is_here(config):
+        target = kept_at(config)
+        with lock(target):
+            if not (target / WHOLE).is_file():
+                download(config, target)
+    return find(config)
+
+
+def run_of(config: Config) -> Path | None:
+    """Return the folder of the run that MODEL names, None if it names none."""
+    for run in (ROOT / Path(config.model).expanduser(), ROOT / config.runs_dir / config.model):
+        if (run / "checkpoints").is_dir():
+            return run
+    return None
+
+
+def is_exported(run: Path) -> bool:
+    return (run / "export" / "config.json").is_file()
+
+
+def kept_at(config: Config) -> Path:
+    return data_dir(config) / "models" / config.model.replace("/", "--")
+
+
+def log_step(run: Path, config: Config) -> None:
+    """Say which step of a run is used, and whether there is a newer one.
+
+    An older export is kept: runs that were fine-tuned from it need it to resume.
+    """
+    folder = run / "export"
+    step = exported_step(folder)
+    newest = max(committed(run / "checkpoints"), default=None)
+    of_step = "" if step is None else f" (step {step})"
+    log.info("Loading MODEL=%s from %s%s.", config.model, show_path(folder), of_step)
+    if newest not in (None, step):
+        log.warning(
+            "MODEL=%s: There is a newer checkpoint, of step %d. To use it: make export RUN_NAME=%s",
+            config.model,
+            newest,
+            run.name,
+        )
+
+
+# ---- RUN_NAME or INIT_FROM
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """What `make chat`, `make sample` and `make eval` open.
+
+    Attributes:
+        folder: in Hugging Face format.
+        settings: the run's; {} for a folder.
+    """
+
+    folder: Path
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def is_tuned(self) -> bool:
+        return bool(self.settings.get("MODEL"))
+
+    @property
+    def stop_token(self) -> str:
+        """The token that the run ended replies with, "" if the chat template says it."""
+        facts = self.folder / "export.json"
+        return str(read_json(facts).get("stop_token", "")) if facts.is_file() else ""
+
+    @property
+    def step(self) -> int | None:
+        """Step of the run's checkpoint; None for a folder."""
+        return exported_step(self.folder) if self.settings else None
+
+
+def stored_settings(config: Config) -> dict[str, Any]:
+    """Return the settings of the run that a command is about, {} if INIT_FROM is meant."""
+    stored = stored_config(RunPaths.of(config.runs_dir, config.run_name, ROOT))
+    settings: dict[str, Any] = stored.get("settings", {})
+    explicit = find_explicit()
+    if config.init_from and "INIT_FROM" in explicit and "RUN_NAME" not in explicit:
+        return {}
+    return settings
+
+
+def open_weights(config: Config) -> Weights:
+    """Return the export of RUN_NAME at STEP, made if it is missing, or the folder of INIT_FROM.
+
+    Raises SettingsError, RunFolderError, CheckpointError, ForeignError.
+    """
+    settings = stored_settings(config)
+    if not settings and config.init_from:
+        folder = ROOT / Path(config.init_from).expanduser()
+        if not folder.is_dir():
+            raise SettingsError([explain_missing(config.init_from)])
+        return Weights(folder)
+    require_run(config)
+    paths = RunPaths.of(config.runs_dir, config.run_name, ROOT)
+    return Weights(export_run(paths, config, config.step), settings)
+
+
+def open_together(config: Config, world: World) -> Weights:
+    """Do what `open_weights` does, once for all processes. Raises ExpectedError on all of them."""
+    weights = None
+    with raise_on_all_ranks(ExpectedError):
+        if world.is_first:
+            weights = open_weights(config)
+    weights = broadcast_object(weights)
+    assert weights
+    return weights
+
+
+def export_run(paths: RunPaths, config: Config, step: int | None = None) -> Path:
+    """Return the export of a run, made if there is none of this step.
+
+    It is made by `make export` with the run's own settings.
+
+    Args:
+        step: default: the newest checkpoint.
+
+    Raises SettingsError, CheckpointError, ForeignError.
+    """
+    folder = paths.folder / "export"
+    steps = committed(paths.checkpoints)
+    wanted = step or max(steps, default=None)
+    if wanted is None and is_exported(paths.folder):
+        return folder
+    if wanted is None:
+        raise no_checkpoint(paths)
+    check_step(wanted, steps, paths.name)
+    with lock(paths.checkpoints):  # whatever DATA_DIR a node has
+        if is_exported(paths.folder) and exported_step(folder) == wanted:
+            return folder
+        log.info("Exporting step %d of %s to %s.", wanted, paths.name, show_path(folder))
+        run_export(paths, config, wanted)
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    log.info("The export takes %s of disk.", number_formats.size(size))
+    return folder
+
+
+def run_export(paths: RunPaths, config: Config, step: int) -> None:
+    """Run `make export`. Raises SettingsError, ForeignError with what it says."""
+    settings = {
+        "RUN_NAME": paths.name,
+        "RUNS_DIR": str(paths.folder.parent),
+        "DATA_DIR": str(data_dir(config)),
+        "STEP": str(step),
+    }
+    if config.hf_token:
+        settings["HF_TOKEN"] = config.hf_token
+    with tempfile.NamedTemporaryFile(suffix=".env") as empty:  # in place of .env
+        done = subprocess.run(
+            [sys.executable, "-m", "export"],
+            cwd=ROOT,
+            text=True,
+            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            preexec_fn=functools.partial(end_with_parent, signal.SIGTERM),
+            env=build_environment(settings | {"ENV_FILE": empty.name}, without=SETTINGS),
+        )
+    if done.returncode:
+        problem = f"{paths.name}: The run cannot be exported: {done.stdout.strip()}"
+        if done.returncode == BAD_SETTING:
+            raise SettingsError([problem])
+        raise ForeignError(problem)
+
+
+@contextlib.contextmanager
+def lock(folder: Path) -> Iterator[None]:
+    """Let one process of this machine work on a folder at a time."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".lock", "w", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+# ---- The Hub
+
+
+def download(config: Config, target: Path) -> None:
+    """Download MODEL from the Hub, a file after the other. Raises CorpusError."""
+    from huggingface_hub import HfApi, hf_hub_download
+
+    name, _, commit = config.model.partition("@")
+    api = HfApi(token=config.hf_token or None)
+    began = time.monotonic()
+
+    def ask_hub(what: str, answer: Callable[[], T]) -> T:
+        try:
+            return ask(name, what, answer, HUB)
+        except CorpusError as error:
+            raise CorpusError(
+                f"MODEL={config.model}: There is no run and no folder of that name here, and on the "
+                f"Hub: {error}"
+            ) from error
+
+    info = ask_hub(f"the model {name}", lambda: api.model_info(name, revision=commit or None))
+    files = sorted(
+        file.rfilename for file in info.siblings or [] if WANTED.fullmatch(file.rfilename)
+    )
+    if not any(file.endswith(".safetensors") for file in files):
+        raise CorpusError(
+            f"MODEL={config.model}: The Hub has no safetensors of it, and pickles are not read. Choose "
+            "another model, or convert it and set MODEL to the folder."
+        )
+    described = ask_hub(
+        f"the files of {name}", lambda: api.get_paths_info(name, files, revision=info.sha)
+    )
+
+    def get(known: Any) -> None:
+        path = Path(
+            hf_hub_download(name, known.path, revision=info.sha, token=api.token, local_dir=target)
+        )
+        if not has_hash(path, known):
+            path.unlink()
+            raise Again("its hash is not the one that the Hub gives")
+
+    for number, known in enumerate(described, 1):
+        log.info("MODEL=%s: file %d of %d, %s", config.model, number, len(files), known.path)
+        ask_hub(f"{known.path} of {name}", functools.partial(get, known))
+    try:
+        weight_files(target)
+    except ForeignError as error:
+        raise CorpusError(f"MODEL={config.model}: The Hub's copy is incomplete: {error}") from error
+    write_whole(target / WHOLE, json.dumps({"commit": info.sha, "files": files}).encode())
+    took_s = time.monotonic() - began
+    log.info("MODEL=%s: commit %s in %s, %.0f s", config.model, info.sha, show_path(target), took_s)
+
+
+def has_hash(path: Path, known: Any) -> bool:
+    """Tell whether a file has the Hub's hash: sha256 of large files, that of git of others."""
+    with open(path, "rb") as file:
+        if known.lfs:
+            return bool(hashlib.file_digest(file, "sha256").hexdigest() == known.lfs.sha256)
+        content = file.read()
+    return bool(hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest() == known.blob_id)
