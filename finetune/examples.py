@@ -40,6 +40,7 @@ from train.data.mixture import key_of as seed_key
 from train.data.mixture import mix64
 from train.data.prepare import one_at_a_time
 from train.data.sources.content import digest_of
+from train.data.sources.fetch import Files
 from train.data.sources.formats import Bad
 from train.data.sources.pin import Pinned
 from train.data.sources.source import CorpusError
@@ -135,38 +136,39 @@ def examples_of(
     folder: Path,
     token: str = "",
     setting: str = "DATA",
+    stored_key: str = "",
 ) -> Examples:
     """Return the examples of DATA, tokenized now or earlier. Raises CorpusError.
 
-    folder: DATA_DIR/finetune.
+    Args:
+        folder: DATA_DIR/finetune.
+        stored_key: how the key begins of what a run was trained on so far. A run that 0.2.0
+            started continues with its examples, some of which are labeled differently now.
     """
-    parts: list[Part] = []
-    report: list[str] = []
     sources = sources_in(data, setting)
-    for source, times in sources:
-        try:
-            with one_at_a_time(folder):
-                part = tokenize(source, template, seq_len, folder, token, setting)
-        except OSError as error:
-            raise CorpusError(
-                f"{error.filename or folder}: cannot be read or written ({error.strerror or error}). "
-                "Free some space, fix its permissions, or set another DATA_DIR."
-            ) from error
-        parts += [part] * times
-        if len(sources) == times == 1:
-            report += part.report
-            continue
-        counted = f", counted {times} times" if times > 1 else ""
-        report += [f"{source}{counted}: {line}" for line in part.report]
-    return Examples(parts, report)
+    parts: list[Part] = []
+    try:
+        with one_at_a_time(folder):
+            opened = [pinned_files(source, folder, token, setting) for source, _ in sources]
+            if stored_key:
+                older = open_older(opened, sources, template, seq_len, folder)
+                if older and older.key.startswith(stored_key):
+                    return older
+            for pinned, files in opened:
+                parts.append(tokenize(pinned, files, template, seq_len, folder))
+    except OSError as error:
+        raise CorpusError(
+            f"{error.filename or folder}: cannot be read or written ({error.strerror or error}). "
+            "Free some space, fix its permissions, or set another DATA_DIR."
+        ) from error
+    return join(parts, sources)
 
 
 def tokenize(
-    source: str, template: ChatTemplate, seq_len: int, folder: Path, token: str, setting: str
+    pinned: Pinned, files: Files, template: ChatTemplate, seq_len: int, folder: Path
 ) -> Part:
     """Return the examples of one source. Raises CorpusError, OSError."""
-    pinned, files = pinned_files(source, folder, token, setting)
-    key = key_of(pinned, template, seq_len)
+    key = hash_parts(VERSION, identify(pinned), template.fingerprint, seq_len)[:16]
     for left in folder.glob(f".{key}-*"):  # by a process that was killed
         shutil.rmtree(left, ignore_errors=True)
     part = open_part(folder / key)
@@ -179,10 +181,43 @@ def tokenize(
     return part
 
 
-def key_of(pinned: Pinned, template: ChatTemplate, seq_len: int) -> str:
-    """Return 16 hex digits of what decides the examples. Where the files are is not part of it."""
-    files = [(file.bytes, file.digest) for file in pinned.files]
-    return hash_parts(VERSION, files, template.fingerprint, seq_len)[:16]
+def identify(pinned: Pinned) -> list[tuple[int | None, str]]:
+    """Return what tells files apart. Where they are is not part of it."""
+    return [(file.bytes, file.digest) for file in pinned.files]
+
+
+def open_older(
+    opened: list[tuple[Pinned, Files]],
+    sources: list[tuple[str, int]],
+    template: ChatTemplate,
+    seq_len: int,
+    folder: Path,
+) -> Examples | None:
+    """Return the examples as version 0.2.0 wrote them, None if they are not all there."""
+    tokenizer = template.tokenizer
+    special = sorted(map(str, tokenizer.special_tokens_map.items()))
+    backend = tokenizer.backend_tokenizer.to_str()
+    fingerprint = hash_parts(1, "theirs", template.template, backend, special)
+    parts: list[Part] = []
+    for pinned, _ in opened:
+        part = open_part(folder / hash_parts(1, 1, identify(pinned), fingerprint, seq_len)[:16])
+        if part is None:
+            return None
+        parts.append(part)
+    return join(parts, sources)
+
+
+def join(parts: list[Part], sources: list[tuple[str, int]]) -> Examples:
+    """Return the examples of all sources, each as often as it counts."""
+    if len(parts) == 1 and sources[0][1] == 1:
+        return Examples(parts, list(parts[0].report))
+    counted: list[Part] = []
+    report: list[str] = []
+    for part, (source, times) in zip(parts, sources, strict=True):
+        counted += [part] * times
+        name = f"{source}, counted {times} times" if times > 1 else source
+        report += [f"{name}: {line}" for line in part.report]
+    return Examples(counted, report)
 
 
 # ---- Writing

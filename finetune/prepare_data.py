@@ -21,10 +21,12 @@ from finetune.chat_template import ChatTemplate
 from finetune.examples import Examples, Split, choose_examples, examples_of, split
 from finetune.preview import preview
 from record.number_formats import count
+from record.run_paths import RunPaths, list_checkpoints, name_checkpoint
 from settings import ROOT, SettingsError, explain_error, tuning_rules
 from settings.config import Config
 from settings.resolve import set_target, take_words
 from settings.terminal import complain
+from train.checkpoint.manifest import CheckpointError, load_manifest
 from train.data.data_paths import data_dir
 from train.data.sources.source import CorpusError
 from train.data.tokenizer import TokenizerError
@@ -115,14 +117,16 @@ def prepare(config: Config, template: ChatTemplate) -> Data:
 
     lines = list(template.remarks)
 
-    def read(data: str, setting: str) -> Examples:
+    def read(data: str, setting: str, stored_key: str = "") -> Examples:
         folder = data_dir(config) / "finetune"
-        examples = examples_of(data, template, config.seq_len, folder, config.hf_token, setting)
+        examples = examples_of(
+            data, template, config.seq_len, folder, config.hf_token, setting, stored_key
+        )
         lines.extend(f"{setting}: {line}" for line in examples.report)
         return examples
 
     wanted = tuning_rules.HELD_OUT_CONVERSATIONS
-    examples = evaluation = read(config.data, "DATA")
+    examples = evaluation = read(config.data, "DATA", find_stored_key(config))
     if config.eval_data:
         evaluation = read(exercises.data_of(config, "EVAL_DATA"), "EVAL_DATA")
         parts = split(examples, config.seed, 0, beside=evaluation)
@@ -137,6 +141,19 @@ def prepare(config: Config, template: ChatTemplate) -> Data:
     data = Data(config, template, examples, parts.train, evaluation, parts.held_out, lines)
     lines += describe(data, parts)
     return data
+
+
+def find_stored_key(config: Config) -> str:
+    """Return how the key of the examples begins that the run was trained on so far, "" for none."""
+    checkpoints = RunPaths.of_node(config, ROOT).checkpoints
+    steps = list_checkpoints(checkpoints)
+    if not steps:
+        return ""
+    try:
+        manifest = load_manifest(checkpoints / name_checkpoint(steps[-1]))
+    except CheckpointError:  # resuming reports it
+        return ""
+    return str(manifest["data"]["fingerprint"]).partition("-")[0]
 
 
 def describe(data: Data, parts: Split) -> list[str]:

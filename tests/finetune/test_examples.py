@@ -11,7 +11,7 @@ import pytest
 
 from finetune import examples as module
 from finetune.batches import Batches
-from finetune.chat_template import ChatTemplate, Labelled
+from finetune.chat_template import ChatTemplate, Labelled, hash_parts
 from finetune.conversations import Tally
 from finetune.examples import (
     INDEX,
@@ -26,6 +26,7 @@ from finetune.examples import (
 )
 from finetune.row_shapes import Conversation
 from tests.finetune.making import CHATML, THINKS, chat_template, row, talk, write_rows
+from train.data.sources.content import digest_of
 from train.data.sources.formats import Bad
 from train.data.sources.source import CorpusError
 
@@ -241,6 +242,26 @@ def test_what_fails_midway_leaves_nothing_and_clears_what_a_killed_process_left(
     assert prepare(path, chatml).key == first.key and folders() == [first.key]
 
 
+def test_a_run_of_version_0_2_0_continues_with_its_own_examples(
+    tmp_path: Path, chatml: ChatTemplate
+) -> None:
+    """Their folder has a key of its own. A new run tokenizes again."""
+    path = write_rows(tmp_path / "x.jsonl", ROWS)
+    folder = tmp_path / "data" / "finetune"
+    first = prepare(path, chatml)
+    tokenizer = chatml.tokenizer
+    special = sorted(map(str, tokenizer.special_tokens_map.items()))
+    parts = [1, "theirs", chatml.template, tokenizer.backend_tokenizer.to_str(), special]
+    file = [path.stat().st_size, digest_of(path, "xxh3")]
+    older = hash_parts(1, 1, [file], hash_parts(*parts), 64)[:16]
+    (folder / first.key).rename(folder / older)
+    manifest = folder / older / "manifest.json"
+    manifest.write_text(manifest.read_text().replace(first.key, older))
+    stored = examples_of(str(path), chatml, 64, folder, stored_key=older[:12])
+    assert stored.key == older and not (folder / first.key).exists()
+    assert examples_of(str(path), chatml, 64, folder, stored_key="0" * 12).key == first.key
+
+
 # ---- Several sources
 
 
@@ -323,4 +344,4 @@ def test_what_is_said_decides_the_hash() -> None:
         Conversation([*talk("a", "b")[:1], {**talk("a", "b")[1], "reasoning_content": "c"}]),
     ]
     assert len({hash_of(it) for it in said}) == len(said)
-    assert hash_of(said[0]) == 4441407330897016289  # of 0.1.0, so runs of then go on
+    assert hash_of(said[0]) == 4441407330897016289  # as in 0.2.0, whose runs continue
