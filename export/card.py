@@ -9,7 +9,6 @@ no name of a host, no path and no address of this machine.
 import dataclasses
 import json
 import math
-import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -27,7 +26,6 @@ from train.data.data_paths import share_of, source_of
 from train.data.sources.source import CorpusError
 
 NA = "n/a"
-STEPS = re.compile(r"^\| steps \| ([0-9][0-9,]*)", re.MULTILINE)  # as it is written below
 HEADS = ("embed_tokens.weight", "lm_head.weight")
 
 
@@ -443,12 +441,3 @@ def shown(value: Any) -> str:
 def table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     cells = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
     return ["| " + " | ".join(row) + " |" for row in (names, ["---"] * len(names), *cells)]
-
-
-def step_of(folder: Path) -> int | None:
-    """The step that an export is of, as its card says; None where it does not."""
-    try:
-        found = STEPS.search((folder / "README.md").read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError):
-        return None
-    return int(found[1].replace(",", "")) if found else None

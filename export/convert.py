@@ -192,6 +192,10 @@ def write_beside(
             json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
         )
     (folder / "tokenizer.json").write_bytes(tokenizer)
+    facts: dict[str, Any] = {"run": c.run_name, "step": step}
+    if ends:
+        facts["stop_token"] = vocabulary.tokenizer.id_to_token(ends[0])
+    place.write_facts(folder, facts)
     run, energy = recorded(paths)
     (folder / "README.md").write_text(
         card.card(

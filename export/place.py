@@ -8,17 +8,20 @@ holds a file which no export wrote, or one that was changed since, is not replac
 
 import contextlib
 import fcntl
+import json
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from export.weight_files import sha256_of
 from record.durable import flush_folder
 
 SUMS = "SHA256SUMS"
+FACTS = "export.json"  # run, step, model and stop token of an export
 UNFINISHED, REPLACED = ".export-", ".replaced-export-"
 
 
@@ -101,6 +104,28 @@ def refuse_to_lose(folder: Path) -> None:
             f"{folder}: holds {', '.join(own[:8])}, which no export wrote or which was changed since; "
             f"rename that folder to keep it, or delete it, and call make export again"
         )
+
+
+def write_facts(folder: Path, facts: dict[str, Any]) -> None:
+    """Write export.json, which says what an export was made of."""
+    text = json.dumps({"schema": 1, **facts}, indent=2, ensure_ascii=False)
+    (folder / FACTS).write_text(f"{text}\n", encoding="utf-8")
+
+
+def exported_step(folder: Path) -> int | None:
+    """Return the step of the run that an export holds, or None if the folder does not say.
+
+    Commit 9fc3810 wrote finetuned.json for a fine-tuned run, and for others only the model card.
+    """
+    for name in (FACTS, "finetuned.json"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            return int(json.loads((folder / name).read_text(encoding="utf-8"))["step"])
+    with contextlib.suppress(OSError, ValueError):
+        card = (folder / "README.md").read_text(encoding="utf-8")
+        steps = re.search(r"^\| steps \| ([0-9][0-9,]*)", card, re.MULTILINE)
+        if steps:
+            return int(steps[1].replace(",", ""))
+    return None
 
 
 def seal(folder: Path) -> None:

@@ -11,7 +11,6 @@ one there). Tensors that the model does not take stay as they are. Everything ha
 
 import dataclasses
 import functools
-import json
 import logging
 import shutil
 import sys
@@ -48,6 +47,16 @@ from train.run_folder import stored_config
 
 BAD_SETTING, BAD_DATA, STOPPED = 64, 78, 130
 KEPT = ("*.json", "*.jinja", "*.model", "*.txt")  # beside the weights
+SETTINGS_SHOWN = (
+    "DATA",
+    "EPOCHS",
+    "SEQ_LEN",
+    "BATCH_TOKENS",
+    "LEARNING_RATE",
+    "LORA_RANK",
+    "LORA_ALPHA",
+    "LORA_TARGETS",
+)
 LATELY = 4  # weights whose tensors are kept: those of a block lie together
 log = logging.getLogger(__name__)
 
@@ -223,29 +232,14 @@ def export(c: Config, paths: RunPaths) -> None:
         source = Replaced(Weights(folder))
     with place.alone(paths.folder), place.unfinished(paths.folder) as half:
         changed = write(base, half, skeleton, source)
-        (half / load_run.TUNED).write_text(
-            json.dumps(
-                {
-                    "model": tuned.model,
-                    "step": manifest["step"],
-                    "val_loss": manifest.get("val_loss"),
-                    "settings": {
-                        name: before["settings"].get(name)
-                        for name in (
-                            "DATA",
-                            "EPOCHS",
-                            "SEQ_LEN",
-                            "BATCH_TOKENS",
-                            "LEARNING_RATE",
-                            "LORA_RANK",
-                            "LORA_ALPHA",
-                            "LORA_TARGETS",
-                        )
-                    },
-                },
-                indent=1,
-            )
-        )
+        facts = {
+            "run": c.run_name,
+            "step": manifest["step"],
+            "model": tuned.model,
+            "val_loss": manifest.get("val_loss"),
+            "settings": {name: before["settings"].get(name) for name in SETTINGS_SHOWN},
+        }
+        place.write_facts(half, facts)
         if c.gguf:
             gguf_file.write(half, c.run_name)
         place.seal(half)

@@ -100,7 +100,7 @@ def test_an_export_computes_what_was_trained(
         own = dict(theirs(made).named_parameters())
         assert own.keys() == by_peft.keys()
         assert all(torch.allclose(values, by_peft[name], atol=1e-6) for name, values in own.items())
-    facts = json.loads((made / "finetuned.json").read_text())
+    facts = json.loads((made / "export.json").read_text())
     assert (facts["step"], facts["settings"]["LORA_RANK"]) == (4, int(settings.get("LORA_RANK", 0)))
     done = subprocess.run(["sha256sum", "-c", "--quiet", "SHA256SUMS"], cwd=made, check=False)
     assert done.returncode == 0
