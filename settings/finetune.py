@@ -38,6 +38,13 @@ class Tuning(Section):
         resume=TRACKED,
         used_by=FINETUNE | {"eval"},
     )
+    stop_token: str = setting(
+        "",
+        "Special token that ends a reply, for a chat template that ends one with none. "
+        "Default: the template's own.",
+        example="<|im_end|>",
+        resume=FROZEN,
+    )
     epochs: Count = setting(
         1,
         "Number of passes over DATA. MAX_STEPS can end fine-tuning earlier.",
