@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from export.place import exported_step
 from finetune.questions import (
     Asked,
     Sheet,
@@ -49,7 +50,7 @@ from train.evaluate.core.score import score_choices
 from train.evaluate.validation import FULL_SET
 from train.generate import chat_format
 from train.generate.command import run_command
-from train.generate.load_run import TUNED, Trained, open_trained
+from train.generate.load_run import Trained, open_trained
 from train.model.generate import Choice, generate
 from train.model.hf_import import ForeignError
 
@@ -208,9 +209,9 @@ def name_of(trained: Trained) -> str:
     folder = ROOT / trained.source
     if trained.facts:
         return f"chat_{name_checkpoint(trained.step)}"
-    if (folder / TUNED).is_file():
-        exported = json.loads((folder / TUNED).read_text(encoding="utf-8"))
-        return f"chat_{name_checkpoint(exported['step'])}"
+    step = exported_step(folder)
+    if step is not None:
+        return f"chat_{name_checkpoint(step)}"
     return f"chat_init_{Path(trained.source).name}"
 
 

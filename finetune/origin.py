@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from export import card
+from export.place import exported_step
 from record import status
 from record.durable import write_whole
 from record.run_paths import RunPaths
@@ -39,7 +39,6 @@ from train.children import end_with_parent
 from train.data.data_paths import data_dir
 from train.data.sources.hub import Again, ask
 from train.data.sources.source import CorpusError
-from train.generate.load_run import TUNED
 from train.model.hf_import import ForeignError, weight_files
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[0-9a-f]{7,40})?")
@@ -147,13 +146,6 @@ def say_age(run: Path, folder: Path, c: Config) -> None:
             newest,
             run.name,
         )
-
-
-def exported_step(folder: Path) -> int | None:
-    """The step that an export is of: by the facts of a fine-tuning, or by the model card; None where neither says."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return int(json.loads((folder / TUNED).read_text(encoding="utf-8"))["step"])
-    return card.step_of(folder)
 
 
 def export(run: Path, c: Config) -> None:

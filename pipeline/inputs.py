@@ -21,7 +21,6 @@ from typing import Any
 
 from doctor.before_run import look
 from export import files
-from export.convert import chat_of
 from finetune import conversations as chats
 from finetune import exercises, hf_model, prepare_data, questions
 from finetune.chat_template import ChatTemplate
@@ -332,7 +331,7 @@ def conversations(c: Config, folder: Path) -> prepare_data.Data:
 def weightless(c: Config, v: Vocabulary, folder: Path) -> Path:
     """The base's export without its weights: what says how its conversations are written. Raises TokenizerError."""
     chat_format.format_of(v)  # says which tokens are lacking
-    template_, ends = chat_of(v)
+    template_, ends = files.chat_of(v)
     for name, content in (
         ("config.json", files.config_json(c, v, c.dtype, NORM_EPS)),
         ("generation_config.json", files.generation_config(v, ends)),

@@ -290,17 +290,18 @@ def test_a_run_that_has_fine_tuned_is_read_by_its_export_of_the_newest_step(
     facts = json.loads((run.folder / "config.json").read_text())
     facts["settings"]["MODEL"] = "base"
     (run.folder / "config.json").write_text(json.dumps(facts))
+    (run.export / "export.json").unlink()
     with pytest.raises(
         RunFolderError, match="has fine-tuned MODEL=base, and its step 3 has not been exported yet"
     ):
         open_trained(c, ALONE, given=given)
-    (run.export / "finetuned.json").write_text(json.dumps({"step": 2}))
+    (run.export / "export.json").write_text(json.dumps({"step": 2}))
     with pytest.raises(
         RunFolderError,
         match=r"its step 3 has not been exported yet\. Run make export RUNS_DIR=\S+ RUN_NAME=a-run",
     ):
         open_trained(c, ALONE, given=given)
-    (run.export / "finetuned.json").write_text(json.dumps({"step": 3}))
+    (run.export / "export.json").write_text(json.dumps({"step": 3}))
     opened = open_trained(dataclasses.replace(c, tokenizer="gone.json"), ALONE, given=given)
     exported = load(run.export / "tokenizer.json")
     assert opened.vocabulary.sha256 == exported.sha256 and opened.config.seq_len == 96

@@ -206,6 +206,7 @@ def test_a_run_of_ours_is_read_by_its_export(tmp_path: Path) -> None:
         ("README.md", "# x\n\n| steps | 1,009 of 2,000 |\n", " (step 1009)"),
         ("README.md", "by hand\n", ""),
         ("finetuned.json", '{"step": 1012}', " (step 1012)"),
+        ("export.json", '{"step": 1012}', " (step 1012)"),
         ("finetuned.json", "{", ""),
     ],
 )

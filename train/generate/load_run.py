@@ -71,7 +71,7 @@ ALWAYS_THE_COMMANDS -= {"PRESET", "MAX_STEPS"}
 # Rules about steps: a command that takes none need not keep them.
 OF_TRAINING = CHECKS.keys() - {check_attention, check_mixture, check_nodes}
 
-TUNED = "finetuned.json"  # in the export of a fine-tuned run: of what, and which step
+EXPORT_FACTS = ("export.json", "finetuned.json")  # as export/place.py and commit 9fc3810 write them
 LONGEST = 4096  # default of SEQ_LEN for a folder that allows more: masks and windows grow with it
 
 
@@ -237,8 +237,8 @@ def find_export(config: Config, paths: RunPaths, stored: Config, given: Collecti
     """
     export = paths.folder / "export"
     wanted = config.step or max(committed(paths.checkpoints), default=None)
-    exported = hf_import.read_json(export / TUNED) if (export / TUNED).is_file() else {}
-    if wanted is None or exported.get("step") != wanted:
+    facts = next((export / name for name in EXPORT_FACTS if (export / name).is_file()), None)
+    if wanted is None or facts is None or hf_import.read_json(facts).get("step") != wanted:
         step = f" STEP={config.step}" if config.step else ""
         raise RunFolderError(
             f"RUN_NAME={config.run_name}: has fine-tuned MODEL={stored.model}, and its step {wanted} has "
