@@ -1,24 +1,35 @@
-"""`make export`: look for the run before torch is loaded, which takes seconds, then export it (convert.py)."""
+"""`make export`: a run as a folder in Hugging Face format, runs/RUN_NAME/export.
 
+    pretrained run  -> convert.py
+    fine-tuned run  -> finetune/merge.py
+
+The run is looked for before torch is loaded, which takes seconds. Exit codes: those of export_command.py.
+"""
+
+import os
 import sys
 
-from record.default_run import require_run
-from record.locks import RunFolderError
-from settings import SettingsError, explain_error
+from record.default_run import choose_run, require_run
+from record.run_paths import RunPaths
+from settings import ROOT, ExpectedError, explain_error
 from settings.checks import CHECKS
 from settings.resolve import resolve
+from settings.resume import read_run_config
 from settings.terminal import complain
 
 
 def main() -> int:
-    """Return the exit code: 64 a setting is invalid, 78 there is no such run, or that of convert.py."""
+    """Return the exit code."""
     try:
-        resolved = resolve(without=CHECKS).check()
-        if "RUN_NAME" in resolved.explicit:
-            require_run(resolved.config)
-    except (SettingsError, RunFolderError) as error:
+        config = resolve(defaults=choose_run(), without=CHECKS).check().config
+        require_run(config)
+        paths = RunPaths.of(config.runs_dir, config.run_name, ROOT)
+        settings = read_run_config(paths.config).get("settings", {})
+    except ExpectedError as error:
         complain(explain_error(error))
         return error.exit_code
+    if settings.get("MODEL"):
+        os.execv(sys.executable, [sys.executable, "-m", "finetune.merge"])
     from export import convert
 
     return convert.main()

@@ -1,443 +1,395 @@
-"""README.md of an export: a model card, of what the run's own files say and of nothing else.
+"""README.md of an export: a model card, from what the files of the run say.
 
-    settings, manifest, record, samples of its GPUs, eval/*.json -> text with a YAML head that the hub reads
+    settings, manifest, metrics.jsonl, GPU samples, eval/*.json -> Markdown with the Hub's YAML header
 
-What no file tells is n/a, and the licence is for whoever publishes to choose. A card is made to be published: it has
-no name of a host, no path and no address of this machine.
+What no file says is n/a. The license is the publisher's choice. A card is made to be published, so it
+contains no host name, path or address of this machine.
 """
 
 import dataclasses
 import json
 import math
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from analysis.energy.join import add_energy
 from analysis.energy.result import Energy
-from analysis.runs import Run
+from analysis.runs import Run, RunError, read_run
 from export.weight_files import Shapes
 from hardware.flops import flops_per_token
 from record import number_formats
 from record.metrics import duration, figures
+from record.run_paths import RunPaths
 from settings.config import SETTINGS, Config, is_default
 from settings.declare import FREE, format_value
+from settings.terminal import complain
 from train.data.data_paths import share_of, source_of
 from train.data.sources.source import CorpusError
 
 NA = "n/a"
-HEADS = ("embed_tokens.weight", "lm_head.weight")
+NOT_IN_LAYERS = ("embed_tokens.weight", "lm_head.weight")
+MEASURED = ("val_bpb", "val_loss", "scored_tokens", "sources", "core", "choice", "written")
 
 
 @dataclasses.dataclass(frozen=True)
-class Known:
-    """What a card is made of. facts: as train.generate.load_run has them; run, energy: None where there is no record, or no
-    sample; results: file name -> what an evaluation wrote there; chat: whether the tokenizer has a template."""
+class About:
+    """What a card is written from.
+
+    Attributes:
+        facts: the run's config.json, and "checkpoint" with the manifest.
+        shapes: of all weights.
+        run: the record, None if there is none.
+        energy: of the GPUs, None if they were not sampled.
+        results: what evaluations of this step found.
+    """
 
     config: Config
-    shapes: Shapes
-    dtype: str
-    step: int
     facts: Mapping[str, Any]
+    shapes: Shapes
     run: Run | None
     energy: Energy | None
-    results: Mapping[str, Any]
-    chat: bool
+    results: Sequence[Mapping[str, Any]]
 
     @property
-    def parameters(self) -> int:
-        return sum(math.prod(shape) for shape in self.shapes.values())
+    def step(self) -> int:
+        return int(self.facts["checkpoint"]["step"])
 
     @property
     def tokens(self) -> int | None:
-        value = self.facts["checkpoint"].get("tokens")
-        return value if isinstance(value, int) else None
+        """Number of tokens trained on."""
+        tokens = self.facts["checkpoint"].get("tokens")
+        return tokens if isinstance(tokens, int) else None
 
     @property
-    def flops(self) -> float | None:
-        """Of all tokens: 6 N + 12 L d T for each, as the trainer counts MFU, its padding of the head included."""
-        c = self.config
-        products = (
-            sum(
-                math.prod(shape)
-                for name, shape in self.shapes.items()
-                if len(shape) == 2 and name not in HEADS
-            )
-            + c.padded_vocab_size * c.n_embd
-        )
-        return self.tokens and self.tokens * flops_per_token(
-            products, c.n_layer, c.n_embd, c.seq_len
-        )
+    def parameters(self) -> int:
+        return sum(map(math.prod, self.shapes.values()))
 
 
-def card(k: Known) -> str:
-    """The whole file."""
-    c = k.config
-    kind = "Qwen3" if c.qk_norm else "Llama"
-    about = (
-        f"A language model of {spelled(k.parameters)} parameters in the shape of {kind}, trained on "
-        f"{spelled(k.tokens)} tokens: step {k.step:,} of the run `{c.run_name}`."
-    )
-    return "\n".join(
-        [
-            *head(k),
-            f"# {c.run_name}",
-            "",
-            about,
-            "",
-            *use(k),
-            "## Training",
-            "",
-            *table(("what", "value"), training(k)),
-            "",
-            "## Data",
-            "",
-            *data(k),
-            "",
-            "## Evaluation",
-            "",
-            *evaluation(k),
-            "",
-            "## Limits",
-            "",
-            *limits(k),
-            "",
-            "## Settings",
-            "",
-            "Those that decide what was computed and are not the default, without paths, as `make train` takes them.",
-            "",
-            "```",
-            *settings(c),
-            "```",
-            "",
-            "## Files",
-            "",
-            "`sha256sum -c SHA256SUMS` checks all of them. Weights were compared, one by one, with those of the checkpoint"
-            + (" rounded to bfloat16" if k.dtype == "bfloat16" else "")
-            + " before this folder got its name.",
-            "",
-        ]
-    )
-
-
-def head(k: Known) -> list[str]:
-    """The YAML that the hub reads. Values are JSON, which is YAML."""
-    repositories = [
-        repository for name in k.config.mixture if (repository := repository_of(k.config, name))
-    ]
-    kind = "qwen3" if k.config.qk_norm else "llama"
-    return [
-        "---",
-        "library_name: transformers",
-        "pipeline_tag: text-generation",
-        f"model_name: {json.dumps(k.config.run_name)}",
-        f"tags: {json.dumps([kind, 'pytorch'])}",
-        *([f"datasets: {json.dumps(repositories)}"] if repositories else []),
-        "---",
-        "",
-    ]
-
-
-def repository_of(c: Config, name: str) -> str:
-    """Of a source on the hub; "" of any other, and of one that is not declared any more."""
+def collect(config: Config, paths: RunPaths, facts: Mapping[str, Any], shapes: Shapes) -> About:
+    """Read the record and the evaluations of a run. What cannot be read is reported and left out."""
+    run = None
+    energy = None
     try:
-        return source_of(c, name).repository
-    except CorpusError:
-        return ""
+        run = read_run(paths.folder)
+        energy = add_energy(run).energy
+    except (RunError, OSError, ValueError) as error:
+        complain(f"The model card is without the record of the run: {error}")
+    results = read_results(paths.folder / "eval", facts["checkpoint"]["step"])
+    return About(config, facts, shapes, run, energy, results)
 
 
-def use(k: Known) -> list[str]:
-    """How to load it."""
-    lines = [
-        "```python",
-        "from transformers import AutoModelForCausalLM, AutoTokenizer",
-        "",
-        'tokenizer = AutoTokenizer.from_pretrained("FOLDER")',
-        'model = AutoModelForCausalLM.from_pretrained("FOLDER")',
-        'inputs = tokenizer(tokenizer.bos_token + "The", return_tensors="pt", return_token_type_ids=False)',
-        "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))",
-        "```",
-        "",
-        "Every text that it was trained on begins with `bos_token`; a prompt should too.",
-    ]
-    if k.chat:
-        lines += [
-            "The tokenizer has a chat template; it is of use only if the model was trained on chats."
-        ]
-    return [*lines, ""]
-
-
-# ---------------------------------------------------------------------------------------------------
-# Training and data
-# ---------------------------------------------------------------------------------------------------
-
-
-def training(k: Known) -> list[tuple[str, str]]:
-    """What is told of the training, by line."""
-    c, attempts = k.config, list(k.facts["attempts"])
-    of = distinct(f"{a.get('world_size', NA)} x {a.get('device', NA)}" for a in attempts)
-    code = distinct(
-        str(a["git"])[:12] + (" and changes that are in no commit" if a.get("git_dirty") else "")
-        for a in attempts
-        if a.get("git")
-    )
-    sites = (
-        f", {c.replicas} sites that exchange every {c.sync_every} steps (DiLoCo); weights of the first"
-        if c.replicas > 1
-        else ""
-    )
-    return [
-        ("parameters", f"{k.parameters:,}"),
-        (
-            "shape",
-            f"{c.n_layer} layers, width {c.n_embd}, {c.n_head} heads of {c.head_dim} ({c.n_kv_head} for keys and "
-            f"values), SwiGLU of {c.mlp_dim}, {'tied' if c.tie_embeddings else 'untied'} head"
-            + (", QK-norm" if c.qk_norm else ""),
-        ),
-        ("context length", f"{c.seq_len:,} tokens"),
-        ("vocabulary", f"{c.vocab_size:,} entries"),
-        ("started from", started_from(k)),
-        ("steps", f"{k.step:,} of {c.last_step:,}, {c.batch_tokens:,} tokens each"),
-        ("tokens", spelled(k.tokens)),
-        ("computation", f"{k.flops:.3g} FLOPs (6 N + 12 L d T a token)" if k.flops else NA),
-        (
-            "optimizer",
-            f"{c.optimizer}, {rates(k)}, weight decay {format_value(c.weight_decay)}",
-        ),
-        ("types", f"products in {c.dtype}, weights and moments in float32; exported in {k.dtype}"),
-        ("hardware", ", then ".join(of) + sites if of else NA),
-        (
-            "time",
-            duration(sum(k.run.timeline.seconds().values())) + ", all interruptions included"
-            if k.run and k.run.timeline and at_end(k)
-            else NA,
-        ),
-        ("energy of the GPUs", energy(k)),
-        ("code", ", then ".join(code) or NA),
-        (
-            "torch",
-            ", then ".join(distinct(str(a["torch"]) for a in attempts if a.get("torch"))) or NA,
-        ),
-    ]
-
-
-def rates(k: Known) -> str:
-    """The schedule of the learning rate, and how far the exported step is on it."""
-    c = k.config
-    words = f"{c.lr_schedule} from {c.learning_rate:g} to {c.min_learning_rate:g}"
-    horizon = -(-c.train_tokens // c.batch_tokens)
-    if k.step >= horizon:
-        return words
-    words += f" over {horizon:,} steps, of which it made {k.step:,}"
-    if k.run and at_end(k) and math.isfinite(last := float(k.run.columns["lr"][-1])):
-        words += f" (last rate {last:.3g})"
-    return words
-
-
-def started_from(k: Known) -> str:
-    """Random weights, or files by their hash."""
-    if not k.config.init_from:
-        return "random weights"
-    hashes = next((a["init_from"] for a in k.facts["attempts"] if a.get("init_from")), None)
-    files = ", ".join(f"{name} of sha256 {digest[:16]}" for name, digest in (hashes or {}).items())
-    return f"weights of others: {files or NA}"
-
-
-def at_end(k: Known) -> bool:
-    """Whether the record ends with the step that is exported: sums over all of it are of this model."""
-    return k.run is not None and int(k.run.columns["step"][-1]) == k.step
-
-
-def energy(k: Known) -> str:
-    if k.energy is None or k.run is None or not k.energy.coverage:
-        return NA
-    upto = "" if at_end(k) else f", up to step {int(k.run.columns['step'][-1]):,}"
-    return f"{figures(k.energy.kwh)} kWh{upto}; samples cover {100 * k.energy.coverage:.1f}% of the GPUs' time"
-
-
-def data(k: Known) -> list[str]:
-    """Sources and what of them was seen: as the checkpoint counted it, or else as DATA_MIX asks."""
-    c, counted = k.config, k.facts["checkpoint"].get("data", {}).get("shares")
-    rows = []
-    for name in c.mixture:
-        seen = (counted or {}).get(name, {})
-        share, tokens = seen.get("share", share_of(c, name)), seen.get("tokens")
-        if tokens is None and k.tokens is not None:
-            tokens = round(share * k.tokens)
-        epochs = seen.get("epochs")
-        repository = repository_of(c, name)
-        where = (
-            f"[{repository}](https://huggingface.co/datasets/{repository})" if repository else NA
-        )
-        rows.append(
-            (name, where, f"{100 * share:.2f}%", spelled(tokens), f"{epochs:.2f}" if epochs else NA)
-        )
-    how = (
-        "Counted up to this step."
-        if counted
-        else "By the weights of DATA_MIX; the checkpoint has no count."
-    )
-    return [*table(("source", "data set", "share", "tokens", "epochs"), rows), "", how]
-
-
-# ---------------------------------------------------------------------------------------------------
-# Evaluation
-# ---------------------------------------------------------------------------------------------------
-
-
-def evaluation(k: Known) -> list[str]:
-    """Held-out text by the record, and what `make eval` found of this step."""
-    lines: list[str] = []
-    done = [
-        e
-        for e in (k.run.evals if k.run else ())
-        if e["step"] == k.step and e.get("val_loss") is not None
-    ]
-    if done:
-        last = done[-1]  # the full set's, where there is one
-        lines += [
-            *table(
-                ("held-out text", "value"),
-                [
-                    ("bits per byte", shown(last.get("val_bpb"))),
-                    ("loss, nats a token", shown(last["val_loss"])),
-                    ("tokens scored", shown(last.get("scored_tokens"))),
-                ],
-            ),
-            "",
-        ]
-    for found in k.results.values():
-        rows = results(found)
-        if rows:
-            lines += [
-                f"By `make eval`, of this step{day_of(found)}:",
-                "",
-                *table(("result", "value"), rows),
-                "",
-            ]
-    return lines[:-1] or [
-        f"{NA}: neither the record nor `eval/` has an evaluation of step {k.step:,}."
-    ]
-
-
-def day_of(found: Mapping[str, Any]) -> str:
-    """When it was measured: there may be several, of which make eval keeps all."""
-    when: Any = found.get("time")
-    return (
-        time.strftime(", %Y-%m-%d %H:%M UTC", time.gmtime(when))
-        if is_number(when) and 0 <= when < 2**40
-        else ""
-    )
-
-
-def results(found: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(what, value) of a step_N.json, as train.generate.eval_run writes it; nothing of how and where it was measured."""
-
-    def of(where: Any, key: str) -> Any:
-        value = where.get(key) if isinstance(where, Mapping) else None
-        return value if isinstance(value, Mapping) or is_number(value) else None
-
-    rows = [(words, of(found, key)) for key, words in VALIDATION.items()]
-    sources = of(found, "sources") or {}
-    if len(sources) > 1:
-        rows += [
-            (f"{words}, {name}", of(source, key))
-            for name, source in sources.items()
-            for key, words in VALIDATION.items()
-        ]
-    core = of(found, "core") or {}
-    tasks = of(core, "tasks") or {}
-    few = f", of {core['examples']} questions a task at most" if of(core, "examples") else ""
-    count = of(core, "core_tasks")
-    rows += [
-        (f"CORE{few}", of(core, "core")),
-        (f"mean of {count} tasks of CORE, which is not CORE{few}", of(core, "core_partial")),
-        ("half of its 95 % interval", of(core, "core_margin")),
-    ]
-    rows += [
-        (f"{label}, {of(task, 'shots')} shots, {words}", of(task, key))
-        for label, task in tasks.items()
-        for key, words in (("accuracy", "accuracy"), ("centred", "centered on guessing"))
-    ]
-    return [(words, shown(value)) for words, value in rows if is_number(value)]
-
-
-VALIDATION = {
-    "val_bpb": "held-out text, bits per byte",
-    "val_loss": "held-out text, nats a token",
-    "scored_tokens": "held-out text, tokens scored",
-}
-
-
-def is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def results_of(folder: Path, step: int) -> dict[str, Any]:
-    """File name -> content, of the evaluations in eval/ that say they are of this step; what cannot be read is no
-    reason to export nothing."""
-    found = {}
+def read_results(folder: Path, step: int) -> list[dict[str, Any]]:
+    """Return the evaluations of a step in eval/, in the order of their file names."""
+    results = []
     for path in sorted(folder.glob("*.json")):
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             continue
         if isinstance(content, dict) and content.get("step") == step:
-            found[path.name] = content
-    return found
+            results.append(content)
+    return results
 
 
-def limits(k: Known) -> list[str]:
+# ---- Cards
+
+
+def pretrained(about: About, has_template: bool) -> str:
+    """Return the card of a pretrained run."""
+    config = about.config
+    kind = "qwen3" if config.qk_norm else "llama"
+    datasets = [repository_of(config, name) for name in config.mixture]
+    head = {"tags": [kind, "pytorch"], "datasets": [name for name in datasets if name]}
+    note = "Every text that the model was trained on begins with `bos_token`. A prompt should too."
+    if has_template:
+        note += "\nThe chat template is only of use if the model was trained on conversations."
+    return f"""{header(config, head)}
+A language model with {count(about.parameters)} parameters in the shape of {kind.capitalize()}, trained
+on {count(about.tokens)} tokens: step {about.step:,} of the run `{config.run_name}`.
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("FOLDER")
+model = AutoModelForCausalLM.from_pretrained("FOLDER")
+inputs = tokenizer(tokenizer.bos_token + "The", return_tensors="pt", return_token_type_ids=False)
+print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))
+```
+
+{note}
+
+## Training
+
+{table(("", ""), [*model_rows(about), *training_rows(about)])}
+
+## Data
+
+{table(("source", "dataset", "share", "tokens", "epochs"), data_rows(about))}
+
+{evaluation(about)}
+## Limits
+
+- It sees {config.seq_len:,} tokens. Positions beyond that were never trained.
+- It repeats what its data say, including what is wrong or offensive.
+- License: {NA}. Choose one that the data sets allow, and add `license:` to the header of this file.
+- Languages, intended use, tests for bias: {NA}.
+
+{settings_section(config)}"""
+
+
+def tuned(about: About, repository: str) -> str:
+    """Return the card of a fine-tuned run.
+
+    Args:
+        repository: of MODEL on the Hub, "" if it is a folder or a run.
+    """
+    config = about.config
+    base = repository or Path(config.model).name
+    return f"""{header(config, {"tags": ["pytorch"], "base_model": repository})}
+{base}, fine-tuned on conversations: step {about.step:,} of the run `{config.run_name}`.
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("FOLDER")
+model = AutoModelForCausalLM.from_pretrained("FOLDER")
+messages = [{{"role": "user", "content": "Hello"}}]
+inputs = tokenizer.apply_chat_template(
+    messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+)
+print(tokenizer.decode(model.generate(**inputs, max_new_tokens=200)[0]))
+```
+
+## Training
+
+{table(("", ""), [("parameters", f"{about.parameters:,}"), *training_rows(about)])}
+
+{evaluation(about)}
+## Limits
+
+- License: {NA}. Choose one that those of {base} and of the data allow, and add `license:` to the
+  header of this file.
+- Languages, intended use, tests for bias: {NA}.
+
+{settings_section(config)}"""
+
+
+def header(config: Config, more: Mapping[str, Any]) -> str:
+    """Return the YAML that the Hub reads, and the title. Values are JSON, which is YAML."""
+    values = {
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "model_name": config.run_name,
+        **more,
+    }
+    lines = [f"{name}: {json.dumps(value)}" for name, value in values.items() if value]
+    return "\n".join(["---", *lines, "---", "", f"# {config.run_name}", ""])
+
+
+def settings_section(config: Config) -> str:
+    lines = "\n".join(changed_settings(config))
+    return f"""## Settings
+
+Settings that decide what was computed and differ from their defaults, without paths.
+
+```
+{lines}
+```
+
+`sha256sum -c SHA256SUMS` checks all files.
+"""
+
+
+# ---- Tables
+
+
+def model_rows(about: About) -> list[tuple[str, str]]:
+    """Return what the model is, and what computing it took."""
+    config = about.config
+    head = "tied" if config.tie_embeddings else "untied"
+    norm = ", QK-norm" if config.qk_norm else ""
+    matrices = config.padded_vocab_size * config.n_embd
+    for name, shape in about.shapes.items():
+        if len(shape) == 2 and not name.endswith(NOT_IN_LAYERS):
+            matrices += math.prod(shape)
+    per_token = flops_per_token(matrices, config.n_layer, config.n_embd, config.seq_len)
+    compute = NA
+    if about.tokens:
+        compute = f"{about.tokens * per_token:.3g} FLOPs (6 N + 12 L d T per token)"
     return [
-        f"- It sees {k.config.seq_len:,} tokens; beyond that its positions were never trained.",
-        "- It repeats what its data say, wrong or offensive as it may be. Nothing was done to keep it from that "
-        "unless this card says so.",
-        f"- License: {NA}; choose one that those of the data sets allow, and add `license:` to the head of this "
-        "file.",
-        f"- Languages, intended use, tests for bias: {NA}.",
+        ("parameters", f"{about.parameters:,}"),
+        (
+            "shape",
+            f"{config.n_layer} layers, width {config.n_embd}, {config.n_head} heads of "
+            f"{config.head_dim} ({config.n_kv_head} for keys and values), SwiGLU of {config.mlp_dim}, "
+            f"{head} head{norm}",
+        ),
+        ("context length", f"{config.seq_len:,} tokens"),
+        ("vocabulary", f"{config.vocab_size:,} entries"),
+        ("initial weights", initial_weights(about)),
+        ("compute", compute),
     ]
 
 
-# ---------------------------------------------------------------------------------------------------
-# Words
-# ---------------------------------------------------------------------------------------------------
+def training_rows(about: About) -> list[tuple[str, str]]:
+    """Return how a run was trained."""
+    config = about.config
+    attempts = about.facts["attempts"]
+    machines = [f"{one.get('world_size', NA)} x {one.get('device', NA)}" for one in attempts]
+    commits = []
+    for attempt in attempts:
+        if attempt.get("git"):
+            is_dirty = attempt.get("git_dirty")
+            commits.append(attempt["git"][:12] + (" and uncommitted changes" if is_dirty else ""))
+    if config.replicas > 1:
+        machines.append(f"{config.replicas} sites (DiLoCo, weights of the first)")
+    time = NA
+    energy = NA
+    if about.run and at_end(about) and about.run.timeline:
+        seconds = sum(about.run.timeline.seconds().values())
+        time = f"{duration(seconds)}, including all interruptions"
+    if about.energy and about.energy.coverage:
+        energy = describe_energy(about)
+    return [
+        ("steps", f"{about.step:,} of {config.last_step:,}, {config.batch_tokens:,} tokens each"),
+        ("tokens", count(about.tokens)),
+        (
+            "optimizer",
+            f"{config.optimizer}, {describe_rates(about)}, weight decay "
+            f"{format_value(config.weight_decay)}",
+        ),
+        ("precision", f"{config.dtype}; weights and optimizer state in float32"),
+        ("hardware", join(machines)),
+        ("time", time),
+        ("GPU energy", energy),
+        ("code", join(commits)),
+        ("torch", join(one["torch"] for one in attempts if one.get("torch"))),
+    ]
 
 
-def settings(c: Config) -> list[str]:
-    """NAME=value of what a resumed run may not change or would record, where it is not the default."""
-    values = c.values()
+def describe_rates(about: About) -> str:
+    """Say the schedule of the learning rate, and how much of it is done."""
+    config = about.config
+    rates = f"{config.lr_schedule} from {config.learning_rate:g} to {config.min_learning_rate:g}"
+    steps = -(-config.train_tokens // config.batch_tokens)
+    if about.step >= steps or config.model:
+        return rates
+    return f"{rates} over {steps:,} steps, of which {about.step:,} are done"
+
+
+def initial_weights(about: About) -> str:
+    """Say from what training started: random weights, or files by their hashes."""
+    if not about.config.init_from:
+        return "random"
+    for attempt in about.facts["attempts"]:
+        if hashes := attempt.get("init_from"):
+            return join(f"{name} of sha256 {digest[:16]}" for name, digest in hashes.items())
+    return NA
+
+
+def at_end(about: About) -> bool:
+    """Tell whether the record ends with this step, so that its sums are of this model."""
+    return about.run is not None and int(about.run.columns["step"][-1]) == about.step
+
+
+def describe_energy(about: About) -> str:
+    assert about.energy and about.run
+    until = "" if at_end(about) else f" up to step {int(about.run.columns['step'][-1]):,}"
+    coverage = about.energy.coverage
+    return f"{figures(about.energy.kwh)} kWh{until}; samples cover {coverage:.1%} of the GPU time"
+
+
+def data_rows(about: About) -> Iterator[tuple[str, ...]]:
+    """Yield the sources, with what the checkpoint counted or else with the shares of DATA_MIX."""
+    counted = about.facts["checkpoint"].get("data", {}).get("shares") or {}
+    for name in about.config.mixture:
+        seen = counted.get(name, {})
+        share = seen.get("share", share_of(about.config, name))
+        tokens = seen.get("tokens")
+        if tokens is None and about.tokens:
+            tokens = round(share * about.tokens)
+        epochs = f"{seen['epochs']:.2f}" if seen.get("epochs") else NA
+        repository = repository_of(about.config, name)
+        link = NA
+        if repository:
+            link = f"[{repository}](https://huggingface.co/datasets/{repository})"
+        yield name, link, f"{share:.2%}", count(tokens), epochs
+
+
+def repository_of(config: Config, name: str) -> str:
+    """Return the Hub repository of a source, "" if it has none or is no longer declared."""
+    try:
+        return source_of(config, name).repository
+    except CorpusError:
+        return ""
+
+
+def evaluation(about: About) -> str:
+    """Return the section on evaluations: those of the run itself, then those of `make eval`."""
+    rows: list[tuple[str, str]] = []
+    for found in about.run.evals if about.run else ():
+        if found["step"] == about.step:
+            rows = list(flatten(found))  # the last one is of all held-out text
+    for found in about.results:
+        rows += flatten(found)
+    if not rows:
+        return f"## Evaluation\n\n{NA}: neither the run nor `make eval` evaluated this step.\n"
+    return f"## Evaluation\n\nOf this step.\n\n{table(('result', 'value'), rows)}\n"
+
+
+def flatten(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the numbers of an evaluation that are results, by the path of their keys."""
+    for key in MEASURED:
+        yield from flatten_value(key, found.get(key))
+
+
+def flatten_value(path: str, value: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from flatten_value(f"{path} {key}", inner)
+    elif isinstance(value, float) and math.isfinite(value):
+        yield path, f"{value:.4f}"
+    elif isinstance(value, int) and not isinstance(value, bool):
+        yield path, f"{value:,}"
+
+
+# ---- Words
+
+
+def changed_settings(config: Config) -> list[str]:
+    """Return NAME=value of settings that shape a run and are not the default, without secrets."""
+    values = config.values()
     lines = []
     for name, setting in SETTINGS.items():
         text = format_value(values[name])
-        is_telling = setting.resume != FREE and not setting.secret and not is_path(name, text)
-        if is_telling and not is_default(name, values):
+        is_public = setting.resume != FREE and not setting.secret and not is_path(name, text)
+        if is_public and not is_default(name, values):
             lines.append(f"{name}={text}")
     return lines
 
 
 def is_path(name: str, value: str) -> bool:
-    """Whether a setting's value is a place of this machine; a repository of the hub is none."""
-    if name == "DATA":
+    """Tell whether the value of a setting may be a place on this machine."""
+    if name in ("DATA", "EVAL_DATA", "MID_DATA"):
         return not value.startswith("hf:")
     is_file = value.endswith(".json") or value.startswith((".", "/"))
-    return name == "INIT_FROM" or (name == "TOKENIZER" and is_file)
+    return name in ("INIT_FROM", "MODEL") or (name == "TOKENIZER" and is_file)
 
 
-def distinct(words: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(words))
+def join(words: Iterable[str]) -> str:
+    """Return the distinct words in their order, n/a if there are none."""
+    return ", then ".join(dict.fromkeys(words)) or NA
 
 
-def spelled(number: int | None) -> str:
-    """1.34B for 1,340,000,000."""
+def count(number: int | None) -> str:
+    """Return 1.34B for 1,340,000,000."""
     return NA if number is None else number_formats.count(number)
 
 
-def shown(value: Any) -> str:
-    if value is None:
-        return NA
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
-
-
-def table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    cells = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
-    return ["| " + " | ".join(row) + " |" for row in (names, ["---"] * len(names), *cells)]
+def table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = []
+    for row in (names, ["---"] * len(names), *rows):
+        cells = [cell.replace("|", "\\|").replace("\n", " ") for cell in row]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)

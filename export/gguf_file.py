@@ -14,6 +14,7 @@ from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType, TokenType
 from safetensors import safe_open
 from torch import Tensor
 
+from export.place import FACTS
 from settings import SettingsError
 from settings.init_from import parse_shape
 from train.data.tokenizer import SPLIT
@@ -136,7 +137,10 @@ def add_tokenizer(writer: GGUFWriter, folder: Path, size: int) -> None:
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
     special = gguf.SpecialVocab(folder, load_merges=True)
-    special.add_special_token["bos"] = True  # whatever tokenizer.json does: documents began with it
+    special.add_special_token["bos"] = True  # every document of the training data begins with it
+    stop_token = read(folder / FACTS).get("stop_token")
+    if stop_token:
+        special.special_token_ids["eot"] = tokens.index(stop_token)
     special.add_to_gguf(writer)
 
 

@@ -47,7 +47,7 @@ def find_files(paths: RunPaths) -> dict[str, Path]:
     """Return name in the repository -> file, once the export is what SHA256SUMS says. Raises UploadError."""
     folder = paths.folder / "export"
     remedy = f"Run `make export {name_run(paths.folder)}`."
-    sums = place.sums(folder)
+    sums = place.read_sums(folder)
     if not sums:
         raise UploadError(f"{paths.name}: There is no export. {remedy}")
     files = {name: folder / name for name in sums}

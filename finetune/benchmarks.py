@@ -1,8 +1,8 @@
 """`make eval BENCHMARKS=arc_easy,mmlu`: tasks of EleutherAI's lm-evaluation-harness.
 
-    export -> lm_eval, hf backend, chat template of the model -> table, runs/RUN_NAME/eval/benchmarks_step_N.json
+    export -> lm_eval, by the chat template -> table, runs/RUN_NAME/eval/benchmarks_step_N.json
 
-lm-eval is installed into DATA_DIR the first time, next to .venv and not into it, unless .venv has it.
+lm-eval is installed into DATA_DIR the first time, and not into .venv, unless .venv has it.
 """
 
 import functools
@@ -16,9 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from finetune.chat_eval import name_result, write
+from finetune import chat_eval
 from finetune.model_folder import Weights, lock
-from record.provenance import provenance
 from settings import ROOT, SettingsError
 from settings.config import Config
 from settings.resolve import build_environment, find_explicit, show_path
@@ -37,23 +36,23 @@ PINS = (
     "lxml==6.1.3",
 )
 CODE_TASKS = ("humaneval", "mbpp")  # these run what the model writes
-ALLOW_CODE = "HF_ALLOW_CODE_EVAL"  # the confirmation that lm-eval's metric asks for
+ALLOW_CODE = "HF_ALLOW_CODE_EVAL"  # the confirmation that they ask for
 
 log = logging.getLogger(__name__)
 
 
-def refuse_code(config: Config) -> None:
-    """Raise SettingsError if a task runs code of the model, and nobody has allowed it."""
-    runs_code = any(task in config.benchmarks for task in CODE_TASKS)
-    if not runs_code or build_environment({}).get(ALLOW_CODE) == "1":
-        return
-    raise SettingsError(
-        [
+def allows_code(config: Config) -> bool:
+    """Tell whether tasks may run code of the model. Raises SettingsError if one does and must not."""
+    if build_environment({}).get(ALLOW_CODE) == "1":
+        return True
+    if any(task in config.benchmarks for task in CODE_TASKS):
+        problem = (
             f"BENCHMARKS={config.benchmarks}: Runs Python that the model writes. Do so only in a "
             "container or as a user without access to your files and network, and confirm it there: "
             f"{ALLOW_CODE}=1 make eval BENCHMARKS={config.benchmarks} (docs/evaluation.md)."
-        ]
-    )
+        )
+        raise SettingsError([problem])
+    return False
 
 
 def measure(config: Config, world: World, weights: Weights) -> int:
@@ -68,14 +67,14 @@ def measure(config: Config, world: World, weights: Weights) -> int:
     if config.eval_examples:
         options += ["--limit", str(config.eval_examples)]
     if weights.settings and not weights.is_tuned:
-        model += ",add_bos_token=True"  # as every document in pretraining begins
+        model += ",add_bos_token=True"  # so does every document in pretraining begin
     else:
         options.append("--apply_chat_template")
-    environment = build_environment({"HF_TOKEN": config.hf_token} if config.hf_token else {})
-    if environment.get(ALLOW_CODE) == "1":
+    if allows_code(config):
         options.append("--confirm_run_unsafe_code")
-    if folder := install(config):
-        environment["PYTHONPATH"] = str(folder)
+    environment = build_environment({"PYTHONPATH": str(install(config))})
+    if config.hf_token:
+        environment["HF_TOKEN"] = config.hf_token
     with tempfile.TemporaryDirectory(prefix="lm-eval.") as output:
         command = [sys.executable, "-m", "lm_eval", "run", "--model", "hf", "--model_args", model]
         done = subprocess.run(
@@ -86,36 +85,21 @@ def measure(config: Config, world: World, weights: Weights) -> int:
             preexec_fn=functools.partial(end_with_parent, signal.SIGTERM),
         )
         if done.returncode:
-            raise CorpusError(
-                f"BENCHMARKS={config.benchmarks}: lm-eval failed, see above. Its tasks are listed by: "
-                "lm_eval ls tasks. Their data come from the Hugging Face Hub."
-            )
+            raise CorpusError(f"BENCHMARKS={config.benchmarks}: lm-eval failed, see above.")
         (path,) = Path(output).rglob("results_*.json")
         found = json.loads(path.read_text(encoding="utf-8"))
-    facts = {
-        "schema": 1,
-        "weights": show_path(weights.folder),
-        "time": time.time(),
-        "seconds": time.perf_counter() - began,
-        "benchmarks": config.benchmarks,
-        "questions": config.eval_examples,
-        "seed": config.seed,
-        **{name: found[name] for name in ("results", "versions", "n-shot", "n-samples")},
-        "provenance": provenance(world.host, 1, world.device_name, 0),
-    }
-    write(config, name_result(weights, "benchmarks"), facts)
+    results = {name: found[name] for name in ("results", "versions", "n-shot", "n-samples")}
+    results |= {"benchmarks": config.benchmarks, "seconds": time.perf_counter() - began}
+    chat_eval.write(config, world, weights, "benchmarks", results)
     if config.eval_examples:
         log.info("EVAL_EXAMPLES=0 asks all questions.")
     return 0
 
 
-def install(config: Config) -> Path | None:
-    """Return the folder that holds lm-eval, installed there if needed; None if .venv has it.
-
-    Raises CorpusError.
-    """
-    if importlib.util.find_spec("lm_eval"):
-        return None
+def install(config: Config) -> Path:
+    """Return the folder that holds lm-eval, after installing it there if needed. Raises CorpusError."""
+    if spec := importlib.util.find_spec("lm_eval"):
+        return Path(str(spec.origin)).parents[1]
     folder = data_dir(config) / PINS[0].replace("==", "-")
     with lock(folder):
         if not (folder / "complete").exists():
@@ -123,9 +107,6 @@ def install(config: Config) -> Path | None:
             command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
             done = subprocess.run([*command, "--target", str(folder), *PINS], check=False)
             if done.returncode:
-                raise CorpusError(
-                    f"{PINS[0]} cannot be installed, see above. Check the network, or install it by "
-                    "hand: .venv/bin/pip install lm_eval"
-                )
+                raise CorpusError(f"{PINS[0]}: cannot be installed, see above. Check the network.")
             (folder / "complete").touch()
     return folder

@@ -41,44 +41,43 @@ HELP = (
     "message, Ctrl-C stops a reply, /exit or Ctrl-D exits."
 )
 UNLIMITED = 2**31  # context of a model that does not name one
-Read = Callable[[list[int]], str]
-Output = Callable[[str], None]
 
 log = logging.getLogger(__name__)
 
 
 class Stream:
-    """Writes text as tokens come. transformers' generate calls `put` and `end`.
+    """Writes text to standard output, to a terminal as its tokens come.
+
+    transformers' generate calls `put` and `end`.
 
     Args:
-        read: turns the tokens so far into the text that can be shown.
-        read_all: turns all tokens into text.
-        write: gets the parts of the text.
+        read: turns the tokens so far into text; whether they are all is its second argument.
     """
 
-    def __init__(self, read: Read, read_all: Read, write: Output):
+    def __init__(self, read: Callable[[list[int], bool], str]):
         self.read = read
-        self.read_all = read_all
-        self.write = write
+        self.write = console.WrappedText(sys.stdout).write
         self.ids: list[int] = []
         self.shown = ""
         self.has_prompt = False
 
     def put(self, ids: Tensor) -> None:
-        if not self.has_prompt:  # which comes first
-            self.has_prompt = True
-            return
-        self.ids += ids.flatten().tolist()
-        self.show(self.read(self.ids))
+        if self.has_prompt:  # which comes first
+            self.ids += ids.flatten().tolist()
+            text = self.read(self.ids, False)
+            if sys.stdout.isatty() and not text.endswith(REPLACED):  # half a character
+                self.show(text)
+        self.has_prompt = True
 
     def show(self, text: str) -> None:
-        if text.startswith(self.shown) and not text.endswith(REPLACED):  # half a character
-            self.write(text[len(self.shown) :])
-            self.shown = text
+        if not text.startswith(self.shown):  # those were thoughts, and the reply begins
+            self.write("\n")
+            self.shown = ""
+        self.write(text[len(self.shown) :])
+        self.shown = text
 
     def end(self) -> None:
-        """Write what was held back, and end the line."""
-        self.show(self.read_all(self.ids))
+        self.show(self.read(self.ids, True))
         self.write("\n")
 
 
@@ -91,23 +90,23 @@ class Chat:
 
     def __init__(self, weights: Weights, config: Config, device: torch.device):
         """Read both. Raises TokenizerError, ForeignError, CheckpointError."""
-        from transformers import GenerationConfig
-
         self.config = config
         self.name = show_path(weights.folder)
         stop_token = weights.stop_token or config.stop_token
         self.template = ChatTemplate(weights.folder, stop_token, self.name)
-        has_dtype = "DTYPE" in find_explicit()
-        self.model = read_model(weights.folder, config.dtype if has_dtype else "auto").to(device)
+        tokenizer = self.template.tokenizer
+        tokenizer.pad_token = tokenizer.pad_token or self.template.stop_token
+        dtype = config.dtype if "DTYPE" in find_explicit() else "auto"
+        self.model = read_model(weights.folder, dtype).to(device)
         facts = self.model.config.get_text_config()
         self.context = getattr(facts, "max_position_embeddings", None) or UNLIMITED
-        self.model.generation_config = GenerationConfig()  # the folder's must not add to ours
-
-    def describe(self) -> str:
-        size = sum(weight.numel() for weight in self.model.parameters())
-        return (
-            f"{self.name}: {type(self.model).__name__}, {size / 1e6:.2f}M parameters, context "
-            f"{self.context}, on {self.model.device}"
+        log.info(
+            "%s: %s, %.2fM parameters, context %d, on %s",
+            self.name,
+            type(self.model).__name__,
+            sum(weight.numel() for weight in self.model.parameters()) / 1e6,
+            self.context,
+            device,
         )
 
     @torch.inference_mode()
@@ -119,18 +118,13 @@ class Chat:
             tokens: the most that are generated.
             options: of generate. Default: the likeliest tokens.
         """
-        pad = self.template.stop_ids[0]
-        longest = max(map(len, prompts))
-        blanks = [longest - len(prompt) for prompt in prompts]
-        ids = [[pad] * blank + [*prompt] for blank, prompt in zip(blanks, prompts, strict=True)]
-        seen = [[0] * blank + [1] * (longest - blank) for blank in blanks]
-        device = self.model.device
+        tokenizer = self.template.tokenizer
+        batch = tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt")
         return self.model.generate(
-            input_ids=torch.tensor(ids, device=device),
-            attention_mask=torch.tensor(seen, device=device),
+            **batch.to(self.model.device),
             max_new_tokens=tokens,
             eos_token_id=self.template.stop_ids,
-            pad_token_id=pad,
+            pad_token_id=tokenizer.pad_token_id,
             **({"do_sample": False} | options),
         )
 
@@ -139,13 +133,11 @@ class Chat:
     ) -> list[list[int]]:
         """Return the ids of the replies, each up to its stop token if it has one."""
         start = max(map(len, prompts))
-        rows = self.generate(prompts, tokens, **options)[:, start:].tolist()
-        stops = self.template.stop_ids
-        ends = [
-            next((place + 1 for place, token in enumerate(row) if token in stops), len(row))
-            for row in rows
-        ]
-        return [row[:end] for row, end in zip(rows, ends, strict=True)]
+        replies = []
+        for row in self.generate(prompts, tokens, **options)[:, start:].tolist():
+            stops = [place for place, token in enumerate(row) if token in self.template.stop_ids]
+            replies.append(row[: stops[0] + 1] if stops else row)
+        return replies
 
     def prompt_ids(self, messages: list[Message]) -> list[int]:
         """Return the ids of a conversation up to where the reply begins. Raises ForeignError."""
@@ -154,25 +146,10 @@ class Chat:
         except Refused as refused:
             raise ForeignError(f"{self.name}: The chat template refuses this: {refused}.") from None
 
-    def text_ids(self, text: str) -> list[int]:
-        """Return the ids of a text to continue, after the token that begins each text."""
-        tokenizer = self.template.tokenizer
-        ids: list[int] = tokenizer(text)["input_ids"]
-        begin = tokenizer.bos_token_id
-        if begin is None and not ids:
-            begin = self.template.stop_ids[0]
-        if begin is None or ids[:1] == [begin]:
-            return ids
-        return [begin, *ids]
+    # ---- One text
 
-    def decode(self, ids: list[int]) -> str:
-        """Return the text of ids, without special tokens."""
-        return str(self.template.tokenizer.decode(ids, skip_special_tokens=True))
-
-    # ---- One reply
-
-    def sample(self, prompt: list[int], stream: Stream, seed: int) -> list[int]:
-        """Generate a text as SAMPLE_* say, and return its ids. Raises SettingsError."""
+    def sample(self, prompt: list[int], stream: Stream, seed: int) -> None:
+        """Write a text as SAMPLE_* say. Raises SettingsError if the prompt fills the context."""
         config = self.config
         room = self.context - len(prompt)
         if room < 1:
@@ -180,33 +157,27 @@ class Chat:
                 f"PROMPT: {len(prompt)} tokens, and the context of the model is {self.context}. "
                 "Shorten the text."
             )
-        options: dict[str, Any] = {"do_sample": config.sample_temperature > 0}
-        if options["do_sample"]:
+        options: dict[str, Any] = {"streamer": stream}
+        if config.sample_temperature:
+            options["do_sample"] = True
             options["temperature"] = max(config.sample_temperature, COLDEST)
             options["top_k"] = config.sample_top_k
             options["top_p"] = config.sample_top_p
         torch.manual_seed(seed)
         tokens = min(config.sample_tokens, room)
         began = time.perf_counter()
-        (ids,) = self.reply_ids([prompt], tokens, streamer=stream, **options)
+        (ids,) = self.reply_ids([prompt], tokens, **options)
         took = time.perf_counter() - began
         log.info("\n%d tokens in %.2f s, %.1f tokens/s", len(ids), took, len(ids) / took)
         if ids[-1] not in self.template.stop_ids:
             limit = "SAMPLE_TOKENS" if tokens < room else "the context of the model"
             log.info("(cut off: %s allows %d tokens)", limit, tokens)
-        return ids
 
-    def read_so_far(self, ids: list[int]) -> str:
+    def read_reply(self, ids: list[int], is_all: bool) -> str:
         """Return what can be shown of a reply: nothing while it may still be thoughts."""
         text = self.template.decode(ids).lstrip()
-        if text.startswith(("<", "[")) and self.template.thoughts_end not in text:
-            return ""
-        return self.template.read_reply(ids)
-
-    def new_stream(self) -> Stream:
-        """Return what writes a reply to standard output."""
-        write = console.WrappedText(sys.stdout).write
-        return Stream(self.read_so_far, self.template.read_reply, write)
+        has_thoughts = text.startswith(("<", "[")) and self.template.thoughts_end not in text
+        return "" if has_thoughts and not is_all else self.template.read_reply(ids)
 
     # ---- A conversation
 
@@ -230,7 +201,7 @@ class Chat:
         Ctrl-C stops the reply, which stays in the conversation as far as it got.
         """
         asked = [*messages, {"role": "user", "content": line}]
-        stream = self.new_stream()
+        stream = Stream(self.read_reply)
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             asked = self.forget_oldest(asked)
@@ -266,7 +237,7 @@ def read_model(folder: Path, dtype: str) -> Any:
 
     Raises ForeignError, and CheckpointError if a weight is not finite.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, GenerationConfig
     from transformers.utils import logging as their_logging
 
     their_logging.disable_progress_bar()
@@ -284,6 +255,7 @@ def read_model(folder: Path, dtype: str) -> Any:
         words = " ".join(str(error).split())[:300]
         raise ForeignError(f"{folder}: transformers cannot open the model: {words}") from error
     model, report = opened
+    model.generation_config = GenerationConfig()  # the folder's must not add to ours
     if missing := sorted(report["missing_keys"]):
         raise ForeignError(f"{folder}: The files lack {some(missing)}. Get the folder again.")
     for name, weight in model.named_parameters():
@@ -316,20 +288,20 @@ def continue_text(config: Config, world: World) -> int:
         return sample.run(config, world)
     prompt = read_prompt(config)
     chat = Chat(open_weights(config), config, world.device)
-    log.info("%s", chat.describe())
-    prompt_ids = chat.text_ids(prompt)
-    before = chat.decode(prompt_ids)
-    output = console.WrappedText(sys.stdout).write
+    tokenizer = chat.template.tokenizer
+    text = (tokenizer.bos_token or "") + prompt or chat.template.stop_token
+    prompt_ids = tokenizer(text, add_special_tokens=False)["input_ids"]
 
-    def read(ids: list[int]) -> str:
-        return chat.decode(prompt_ids + ids)[len(before) :]  # a first blank may depend on it
+    def read(ids: list[int], is_all: bool) -> str:
+        whole = tokenizer.decode(prompt_ids + ids, skip_special_tokens=True)
+        return str(whole[len(prompt) :])
 
     for number in range(config.samples):
-        seed = config.seed + number
+        stream = Stream(read)
         if config.samples > 1:
-            output(f"==== {number + 1} of {config.samples}, SEED={seed}\n")
-        output(prompt)
-        chat.sample(prompt_ids, Stream(read, read, output), seed)
+            stream.write(f"==== {number + 1} of {config.samples}, SEED={config.seed + number}\n")
+        stream.write(prompt)
+        chat.sample(prompt_ids, stream, config.seed + number)
     return 0
 
 
@@ -343,12 +315,11 @@ def talk(config: Config, world: World) -> int:
         )
     weights = open_weights(config)
     chat = Chat(weights, config, world.device)
-    log.info("%s", chat.describe())
     if weights.settings and not weights.is_tuned:
         log.info("%s was not fine-tuned: it has never seen a conversation.", config.run_name)
     if message:
         prompt = chat.prompt_ids([{"role": "user", "content": message}])
-        chat.sample(prompt, chat.new_stream(), config.seed)
+        chat.sample(prompt, Stream(chat.read_reply), config.seed)
     else:
         chat.converse()
     return 0

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 def evaluate(config: Config, world: World) -> int:
     """Measure the model in the way that suits it, and return the exit code."""
-    benchmarks.refuse_code(config)
+    benchmarks.allows_code(config)  # or raises before anything is exported
     settings = stored_settings(config)
     questions = find_questions(config, settings)
     if not (config.benchmarks or questions or settings.get("MODEL")):

@@ -1,284 +1,279 @@
-"""What a fine-tuning has trained as a folder of Hugging Face's, RUNS_DIR/RUN_NAME/export: adapters merged into MODEL.
+"""`make export` of a fine-tuned run: what was trained goes into a copy of MODEL's files.
 
-    each file of MODEL's folder -> its tensors, and to each what was trained for it -> a file of the same name
+    each file of MODEL -> its tensors, changed by what was trained for them -> a file of the same name
 
-A file at a time is in memory, and the adapters. What is trained has the names of transformers' classes; its own
-conversion, backwards, says which tensors of the files those are (the experts of a mixture, packed in memory, lie one by
-one there). Tensors that the model does not take stay as they are. Everything has the type that MODEL's files have.
+One tensor is in memory at a time, and the adapters. What is trained has the names of transformers'
+classes. Their own conversion, backwards, says which tensors of the files those are: the experts of a
+mixture are one weight in memory and one tensor each in the files. Tensors that the class does not take
+stay as they are. Every tensor keeps its type.
 
-`python -m finetune.merge` exits with 0; 64 a setting is bad; 78 checkpoint, model or folder are bad; 130 by Ctrl-C.
+The exported model stops: the tokens that end a reply are in config.json, generation_config.json and
+the tokenizer's files, whatever the base model ends a text with.
 """
 
-import dataclasses
 import functools
-import logging
+import itertools
 import shutil
 import sys
-import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
+from safetensors import safe_open
+from torch import Tensor, nn
 
-from export import gguf_file, place
+from export import card, gguf_file, place, weight_files
+from export.export_command import report, run_export
 from export.stored import Weights
 from finetune import hf_model, lite, model_folder
-from finetune.adapter import Adapters, in_file
+from finetune.adapter import Adapters, adapters_of, in_file
+from finetune.chat_template import (
+    PROBE,
+    QUESTION,
+    REPLY,
+    THOUGHT,
+    THOUGHTS,
+    ChatTemplate,
+    Message,
+    Refused,
+)
 from finetune.hf_model import Tuned
-from finetune.weights import plain
-from record import number_formats, status
-from record.default_run import choose_run
-from record.locks import RunFolderError
+from finetune.weights import plain, put
 from record.regular_file import limit_silence
 from record.run_paths import RunPaths
-from settings import ROOT, ExpectedError, SettingsError, explain_error, load_config
-from settings.checks import PRETRAINING
-from settings.config import SETTINGS, Config
-from settings.declare import FREE
+from settings.config import Config
 from settings.resolve import show_path
 from settings.terminal import complain
 from train.checkpoint.identity import check_identity
+from train.data.tokenizer import TokenizerError
 from train.generate import load_run
-from train.model.hf_import import ForeignError, read_json, some, weight_files
+from train.model import hf_import
+from train.model.hf_import import ForeignError, read_json, some
 from train.run_folder import stored_config
 
-BAD_SETTING, BAD_DATA, STOPPED = 64, 78, 130
-KEPT = ("*.json", "*.jinja", "*.model", "*.txt")  # beside the weights
-SETTINGS_SHOWN = (
-    "DATA",
-    "EPOCHS",
-    "SEQ_LEN",
-    "BATCH_TOKENS",
-    "LEARNING_RATE",
-    "LORA_RANK",
-    "LORA_ALPHA",
-    "LORA_TARGETS",
-)
-LATELY = 4  # weights whose tensors are kept: those of a block lie together
-log = logging.getLogger(__name__)
+COPIED = ("*.json", "*.jinja", "*.model", "*.txt")  # next to the weights
+CACHED = 4  # weights whose tensors are kept: those of a block are neighbors in the files
+Trained = Callable[[str], Tensor]  # name of a weight -> what was trained for it, float32
 
 
-class Source(Protocol):
-    """What was trained."""
-
-    @property
-    def names(self) -> list[str]:
-        """The weights of transformers' class that it changes."""
-
-    def value(self, name: str) -> Tensor:
-        """For a weight: what is added to it, or what stands in its place, float32."""
-
-
-class Pair(NamedTuple):
-    """An adapter as peft lays it out: a (experts * rank, in), b (out, rank * experts). transposed: packed experts that
-    the class has as (experts, in, out)."""
-
-    a: Tensor
-    b: Tensor
-    experts: int
-    transposed: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class Added:
-    """Adapters: alpha / rank B A is added. pairs: by weight."""
-
-    pairs: dict[str, Pair]
-    scale: float
-
-    @property
-    def names(self) -> list[str]:
-        return list(self.pairs)
-
-    def value(self, name: str) -> Tensor:
-        a, b, experts, transposed = self.pairs[name]
-        if experts == 1:
-            return b @ a * self.scale
-        a, b = a.view(experts, -1, a.shape[1]), b.view(b.shape[0], -1, experts)
-        return torch.einsum("ore,eri->eio" if transposed else "ore,eri->eoi", b, a) * self.scale
-
-
-@dataclasses.dataclass(frozen=True)
-class Replaced:
-    """All weights of a full fine-tuning."""
-
-    weights: Weights
-
-    @property
-    def names(self) -> list[str]:
-        return [name.removeprefix("lm.") for name in self.weights.shapes]
-
-    def value(self, name: str) -> Tensor:
-        return self.weights.read(f"lm.{name}")
-
-
-def adapters_in(folder: Path, manifest: dict[str, Any], c: Config, lm: Any) -> Added:
-    """Of a checkpoint. lm: of transformers', with adapters, on the meta device. Raises CheckpointError."""
-    adapters = Adapters.of(c)
-    assert adapters
-    if manifest.get("mode") == "lite":
-        with safe_open(folder / lite.FILE, framework="pt") as file:
-            held = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dictionary)
-    else:
-        stored = Weights(folder)
-        held = {in_file(name): stored.read(name) for name in stored.shapes}
-    shell, pairs = Tuned(lm, torch.float32), dict[str, Pair]()
-    weights = {plain(name): weight for name, weight in lm.named_parameters()}
-    for name, module in shell.named_modules():
-        if not hasattr(module, "lora_A"):
-            continue
-        a, b = (held[in_file(f"{name}.{which}.default.weight")] for which in ("lora_A", "lora_B"))
-        own = (
-            plain(f"{name}.").rstrip(".").removeprefix("lm.")
-            + f".{getattr(module, 'parameter_name', 'weight')}"
-        )
-        pairs[own] = Pair(
-            a,
-            b,
-            len(weights[own]) if weights[own].ndim == 3 else 1,
-            getattr(module.get_base_layer(), "is_transposed", False),
-        )
-    return Added(pairs, adapters.alpha / adapters.rank)
-
-
-def tensors_of(skeleton: Any, names: list[str]) -> dict[str, str]:
-    """Tensor in the files -> weight of the class that it is a part of."""
-    from transformers.core_model_loading import revert_weight_conversion
-
-    shapes = dict(skeleton.named_parameters(remove_duplicate=False))
-    return {
-        tensor: name
-        for name in names
-        for tensor in revert_weight_conversion(skeleton, {name: shapes[name]})
-    }
-
-
-def write(base: Path, target: Path, skeleton: Any, source: Source) -> list[str]:
-    """Every file of the model's folder, changed by what was trained; returns the tensors that were. Raises
-    ForeignError where there is none for something that was trained."""
-    from transformers.core_model_loading import revert_weight_conversion
-
-    weight_of = tensors_of(skeleton, source.names)
-    tied = dict(skeleton.all_tied_weights_keys)
-    changed: list[str] = []
-
-    @functools.lru_cache(maxsize=LATELY)
-    def parts(name: str) -> dict[str, Tensor]:
-        return dict(revert_weight_conversion(skeleton, {name: source.value(name)}))
-
-    for path in weight_files(base):
-        made: dict[str, Tensor] = {}
-        with safe_open(path, framework="pt") as file:
-            for tensor in file.keys():  # noqa: SIM118 (it is no dictionary)
-                values = file.get_tensor(tensor)
-                weight = weight_of.get(tensor) or weight_of.get(tied.get(tensor, ""))
-                if weight:
-                    new = parts(weight)[tensor if tensor in weight_of else tied[tensor]]
-                    values = (
-                        (values.float() + new if isinstance(source, Added) else new)
-                        .to(values.dtype)
-                        .contiguous()
-                    )
-                    changed.append(tensor)
-                made[tensor] = values
-        save_file(made, target / path.name, metadata={"format": "pt"})
-        log.info(
-            "%s: %d tensors, %s",
-            path.name,
-            len(made),
-            number_formats.size(sum(v.nbytes for v in made.values())),
-        )
-    if missing := sorted(weight_of.keys() - set(changed)):
+def export(config: Config, paths: RunPaths) -> None:
+    """Write the folder, check it, and give it its name. Raises ExpectedError, OSError."""
+    stored = stored_config(paths)
+    settings = load_run.settings_of_run(paths, stored)
+    config = load_run.settings_for_use(config, settings, ())
+    base = model_folder.find(config)
+    if stored["attempts"][0].get("model_fingerprint") != hf_model.fingerprint(base):
         raise ForeignError(
-            f"{show_path(base)}: its files lack {some(missing)}, which was trained; bring that MODEL back"
+            f"MODEL={config.model}: {show_path(base)} is not the model that was fine-tuned. Restore "
+            "its files."
         )
-    for pattern in KEPT:
-        for path in base.glob(pattern):
-            if not path.name.startswith("."):
-                shutil.copyfile(path, target / path.name)
-    return changed
-
-
-def export(c: Config, paths: RunPaths) -> None:
-    """Make the folder and give it its name. Raises what main() catches."""
-    target = paths.folder / "export"
-    place.refuse_to_lose(target)
-    before = stored_config(paths)
-    tuned = load_run.settings_of_run(paths, before)
-    free = [name.lower() for name, field in SETTINGS.items() if field.resume == FREE]
-    tuned = dataclasses.replace(tuned, **{name: getattr(c, name) for name in free})
-    base = model_folder.find(tuned)
-    if before["attempts"][0].get("model_fingerprint") != hf_model.fingerprint(base):
-        raise ForeignError(
-            f"MODEL={tuned.model}: {show_path(base)} is not what was fine-tuned; bring that back"
-        )
-    if c.gguf:
+    if config.gguf:
         gguf_file.check_model(read_json(base / "config.json"))
         gguf_file.find_pre_tokenizer(read_json(base / "tokenizer.json"))
-    with limit_silence(paths.checkpoints, c.start_timeout_s):
-        folder, manifest = load_run.checkpoint_of(c, paths)
-    check_identity(before, tuned, folder, manifest)
-    config = hf_model.configuration(base)
-    skeleton = hf_model.on_meta(config, torch.float32)
-    source: Source
-    if adapters := Adapters.of(tuned):
-        lm = hf_model.on_meta(config, torch.float32)
-        adapters.join(lm)
-        source = adapters_in(folder, manifest, tuned, lm)
-    else:
-        source = Replaced(Weights(folder))
-    with place.alone(paths.folder), place.unfinished(paths.folder) as half:
-        changed = write(base, half, skeleton, source)
+    template = find_template(base, config)
+    with limit_silence(paths.checkpoints, config.start_timeout_s):
+        checkpoint, manifest = load_run.checkpoint_of(config, paths)
+    check_identity(stored, config, checkpoint, manifest)
+    names, trained = open_trained(config, base, checkpoint, manifest)
+    repository = config.model if base == model_folder.kept_at(config) else ""
+    files = hf_import.weight_files(base)
+    size = sum(path.stat().st_size for path in files) * (1 + config.gguf)
+    with place.new_export(paths.folder, size + (base / "tokenizer.json").stat().st_size) as folder:
+        hashes = merge(base, folder, names, trained, is_added=bool(config.lora_rank))
+        for pattern in COPIED:
+            for path in base.glob(pattern):
+                shutil.copyfile(path, folder / path.name)
         facts = {
-            "run": c.run_name,
+            "run": config.run_name,
             "step": manifest["step"],
-            "model": tuned.model,
+            "model": repository or Path(config.model).name,  # exports are published: no path
             "val_loss": manifest.get("val_loss"),
-            "settings": {name: before["settings"].get(name) for name in SETTINGS_SHOWN},
         }
-        place.write_facts(half, facts)
-        if c.gguf:
-            gguf_file.write(half, c.run_name)
-        place.seal(half)
-        place.replace(half, target)
-    sys.stdout.write(
-        f"{show_path(target)}: {tuned.model} with step {manifest['step']} of {c.run_name}, {len(changed)} "
-        "tensors changed; transformers reads it\n"
-    )
+        if template:
+            facts["stop_token"] = template.stop_token
+            write_stop(folder, template)
+        place.write_facts(folder, facts)
+        shapes = {name: one.shape for name, one in hf_import.tensors(folder).items()}
+        about = card.collect(config, paths, stored | {"checkpoint": manifest}, shapes)
+        (folder / "README.md").write_text(card.tuned(about, repository), encoding="utf-8")
+        if config.gguf:
+            gguf_file.write(folder, config.run_name)
+        place.seal(folder, hashes)
+    report(paths.folder / "export", f"{config.model} with step {manifest['step']} of {paths.name}")
+
+
+def find_template(base: Path, config: Config) -> ChatTemplate | None:
+    """Return the chat template that the run was trained with.
+
+    None if it ends a reply with no token: commit 9fc3810 trained without one.
+    """
+    try:
+        return ChatTemplate(base, config.stop_token, config.model)
+    except TokenizerError as error:
+        complain(f"The export does not stop after a reply: {error}")
+        return None
+
+
+# ---- Weights
+
+
+def open_trained(
+    config: Config, base: Path, checkpoint: Path, manifest: dict[str, Any]
+) -> tuple[list[str], Trained]:
+    """Return the names of the weights that were trained, and what reads each from a checkpoint.
+
+    With adapters it returns what is added to a weight, otherwise the weight. Raises CheckpointError.
+    """
+    adapters = Adapters.of(config)
+    if adapters is None:
+        weights = Weights(checkpoint)
+        names = [name.removeprefix("lm.") for name in weights.shapes]
+        return names, lambda name: weights.read(f"lm.{name}")
+    lm = hf_model.on_meta(hf_model.configuration(base), torch.float32)
+    adapters.join(lm)
+    read_adapters(Tuned(lm, torch.float32), checkpoint, is_lite=manifest.get("mode") == "lite")
+    layers = {
+        f"{plain(f'{name}.')}{getattr(layer, 'parameter_name', 'weight')}": layer
+        for name, layer in lm.named_modules()
+        if hasattr(layer, "lora_A")
+    }
+
+    def read_delta(name: str) -> Tensor:
+        base_layer = layers[name].get_base_layer()
+        base_layer.to_empty(device="cpu")  # peft moves the result to where the weight is
+        delta = layers[name].get_delta_weight("default").detach()
+        base_layer.to_empty(device="meta")
+        return delta
+
+    return list(layers), read_delta
+
+
+def read_adapters(shell: Tuned, checkpoint: Path, is_lite: bool) -> None:
+    """Put the adapters of a checkpoint into a model on the meta device. Raises CheckpointError."""
+    if is_lite:
+        file = safe_open(checkpoint / lite.FILE, framework="pt")
+        for name in adapters_of(shell):
+            put(shell, name, nn.Parameter(file.get_tensor(in_file(name))))
+        return
+    weights = Weights(checkpoint)
+    for name in adapters_of(shell):
+        put(shell, name, nn.Parameter(weights.read(name)))
+
+
+def merge(
+    base: Path, folder: Path, names: list[str], trained: Trained, is_added: bool
+) -> dict[str, str]:
+    """Write each file of the base model, changed by what was trained.
+
+    Args:
+        names: of weights that were trained.
+        is_added: what was trained is added to the weight, rather than replacing it.
+
+    Returns:
+        File name -> sha256 of what was written. Raises ForeignError if the files have no tensor for
+        something that was trained.
+    """
+    from transformers.core_model_loading import revert_weight_conversion
+
+    skeleton = hf_model.on_meta(hf_model.configuration(base), torch.float32)
+    tied = skeleton.all_tied_weights_keys
+    weights = dict(skeleton.named_parameters(remove_duplicate=False))
+    weight_of = {}  # tensor in the files -> weight of the class that it is a part of
+    for name in names:
+        for tensor in revert_weight_conversion(skeleton, {name: weights[name]}):
+            weight_of[tensor] = name
+
+    @functools.lru_cache(maxsize=CACHED)
+    def read_tensors(name: str) -> dict[str, Tensor]:
+        return dict(revert_weight_conversion(skeleton, {name: trained(name)}))
+
+    merged = set()
+
+    def read(file: Any, tensor: str) -> Tensor:
+        value: Tensor = file.get_tensor(tensor)
+        own = tensor if tensor in weight_of else tied.get(tensor, "")
+        if own not in weight_of:
+            return value
+        merged.add(own)
+        new = read_tensors(weight_of[own])[own]
+        if is_added:
+            new = value.float() + new
+        return weight_files.check_finite(tensor, new.to(value.dtype))
+
+    hashes = {}
+    for path in hf_import.weight_files(base):
+        header, tensors = weight_files.read_header(path)
+        with hf_import.open_file(path) as file:
+            values: Iterator[Tensor] = (read(file, tensor) for tensor in tensors)
+            hashes[path.name] = weight_files.write_file(folder / path.name, header, values)
+    if missing := sorted(weight_of.keys() - merged):
+        raise ForeignError(
+            f"{show_path(base)}: Its files lack {some(missing)}, which was trained. Restore them."
+        )
+    return hashes
+
+
+# ---- Where a reply ends
+
+
+def write_stop(folder: Path, template: ChatTemplate) -> None:
+    """Make the tokens that end a reply the end-of-sequence tokens of an export."""
+    path = folder / "config.json"
+    config = read_json(path)
+    stops = template.stop_ids
+    place.write_json(path, config | {"eos_token_id": stops if len(stops) > 1 else stops[0]})
+    path = folder / "generation_config.json"
+    generation = {
+        key: config[key] for key in ("bos_token_id", "pad_token_id") if config.get(key) is not None
+    }
+    if path.is_file():
+        generation = read_json(path)
+    before = generation.get("eos_token_id", config.get("eos_token_id"))
+    if not isinstance(before, list):
+        before = [] if before is None else [before]
+    inside = ids_inside_reply(template)
+    kept = [token for token in before if token not in stops and token not in inside]
+    place.write_json(path, generation | {"eos_token_id": [*stops, *kept]})
+    if writes_same_prompt(template):
+        for name in ("tokenizer_config.json", "special_tokens_map.json"):
+            if (folder / name).is_file():
+                names = read_json(folder / name)
+                place.write_json(folder / name, names | {"eos_token": template.stop_token})
+
+
+def ids_inside_reply(template: ChatTemplate) -> set[int]:
+    """Return the tokens that a reply with thoughts has before the one that ends it."""
+    thinking = {**REPLY, THOUGHTS[0]: THOUGHT}
+    text = render(template, [QUESTION, thinking]) or render(template, [QUESTION, REPLY])
+    ids = template.tokenizer(text, add_special_tokens=False)["input_ids"]
+    reply = ids[len(template.prompt_ids([QUESTION])) :]
+    return set(itertools.takewhile(lambda token: token not in template.stop_ids, reply))
+
+
+def writes_same_prompt(template: ChatTemplate) -> bool:
+    """Tell whether the template writes a prompt without the name eos_token.
+
+    Another token of that name would otherwise change what the model is asked.
+    """
+    before = render(template, PROBE, reply=True)
+    eos_token = template.tokenizer.eos_token
+    template.tokenizer.eos_token = template.stop_token
+    is_same = render(template, PROBE, reply=True) == before
+    template.tokenizer.eos_token = eos_token
+    return is_same
+
+
+def render(template: ChatTemplate, messages: list[Message], reply: bool = False) -> str:
+    """Return the text of a conversation, "" if the template refuses it."""
+    try:
+        return template.render(messages, reply)
+    except Refused:
+        return ""
 
 
 def main() -> int:
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    warnings.filterwarnings(
-        "ignore", message="torch.distributed is disabled"
-    )  # DCP, in one process
-    paths = None
-    try:
-        c = load_config(defaults=choose_run(), without=(*PRETRAINING, *load_run.OF_TRAINING))
-        paths = RunPaths.of(c.runs_dir, c.run_name, ROOT)
-        if not stored_config(paths):
-            raise RunFolderError(status.explain_missing(paths))
-        export(c, paths)
-    except SettingsError as error:
-        complain(explain_error(error))
-        return BAD_SETTING
-    except (ExpectedError, place.PlaceError) as error:
-        complain(error)
-        return BAD_DATA
-    except (OSError, SafetensorError) as error:
-        where = getattr(error, "filename", None) or (paths.folder if paths else "")
-        complain(
-            f"{where}: cannot be read or written ({error}); make room on its disk, or mend its "
-            "permissions"
-        )
-        return BAD_DATA
-    except KeyboardInterrupt:
-        complain("stopped; nothing was exported, and what was there is as it was")
-        return STOPPED
-    return 0
+    return run_export(export)
 
 
 if __name__ == "__main__":

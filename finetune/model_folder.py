@@ -21,10 +21,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from export.place import exported_step
 from record import number_formats, status
@@ -51,7 +50,6 @@ WANTED = re.compile(r"[^/]+\.(json|jinja|safetensors|model|txt)")  # in the root
 WHOLE = ".whole.json"  # written last: the commit that a folder holds
 HUB = "https://huggingface.co/"
 BAD_SETTING = 64
-T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +117,13 @@ def bring(config: Config) -> Path:
         target = kept_at(config)
         with lock(target):
             if not (target / WHOLE).is_file():
-                download(config, target)
+                try:
+                    download(config, target)
+                except (CorpusError, ForeignError) as error:
+                    raise CorpusError(
+                        f"MODEL={config.model}: There is no run and no folder of that name here, and "
+                        f"on the Hub: {error}"
+                    ) from error
     return find(config)
 
 
@@ -295,53 +299,40 @@ def lock(folder: Path) -> Iterator[None]:
 
 
 def download(config: Config, target: Path) -> None:
-    """Download MODEL from the Hub, a file after the other. Raises CorpusError."""
+    """Download MODEL from the Hub, one file after the other. Raises CorpusError."""
     from huggingface_hub import HfApi, hf_hub_download
 
     name, _, commit = config.model.partition("@")
     api = HfApi(token=config.hf_token or None)
-    began = time.monotonic()
-
-    def ask_hub(what: str, answer: Callable[[], T]) -> T:
-        try:
-            return ask(name, what, answer, HUB)
-        except CorpusError as error:
-            raise CorpusError(
-                f"MODEL={config.model}: There is no run and no folder of that name here, and on the "
-                f"Hub: {error}"
-            ) from error
-
-    info = ask_hub(f"the model {name}", lambda: api.model_info(name, revision=commit or None))
-    files = sorted(
-        file.rfilename for file in info.siblings or [] if WANTED.fullmatch(file.rfilename)
+    info = ask(
+        name,
+        f"the model {name}",
+        lambda: api.model_info(name, revision=commit or None, files_metadata=True),
+        HUB,
     )
-    if not any(file.endswith(".safetensors") for file in files):
+    files = [file for file in info.siblings or [] if WANTED.fullmatch(file.rfilename)]
+    if not any(file.rfilename.endswith(".safetensors") for file in files):
         raise CorpusError(
-            f"MODEL={config.model}: The Hub has no safetensors of it, and pickles are not read. Choose "
-            "another model, or convert it and set MODEL to the folder."
+            "it has no safetensors, and pickles are not read. Choose another model, or convert it and "
+            "set MODEL to the folder."
         )
-    described = ask_hub(
-        f"the files of {name}", lambda: api.get_paths_info(name, files, revision=info.sha)
-    )
 
-    def get(known: Any) -> None:
+    def get(file: Any) -> None:
         path = Path(
-            hf_hub_download(name, known.path, revision=info.sha, token=api.token, local_dir=target)
+            hf_hub_download(
+                name, file.rfilename, revision=info.sha, token=api.token, local_dir=target
+            )
         )
-        if not has_hash(path, known):
+        if not has_hash(path, file):
             path.unlink()
             raise Again("its hash is not the one that the Hub gives")
 
-    for number, known in enumerate(described, 1):
-        log.info("MODEL=%s: file %d of %d, %s", config.model, number, len(files), known.path)
-        ask_hub(f"{known.path} of {name}", functools.partial(get, known))
-    try:
-        weight_files(target)
-    except ForeignError as error:
-        raise CorpusError(f"MODEL={config.model}: The Hub's copy is incomplete: {error}") from error
-    write_whole(target / WHOLE, json.dumps({"commit": info.sha, "files": files}).encode())
-    took_s = time.monotonic() - began
-    log.info("MODEL=%s: commit %s in %s, %.0f s", config.model, info.sha, show_path(target), took_s)
+    for number, file in enumerate(files, 1):
+        log.info("MODEL=%s: file %d of %d, %s", config.model, number, len(files), file.rfilename)
+        ask(name, f"{file.rfilename} of {name}", functools.partial(get, file), HUB)
+    weight_files(target)  # or says which file is not there
+    write_whole(target / WHOLE, json.dumps({"commit": info.sha}).encode())
+    log.info("MODEL=%s: commit %s in %s", config.model, info.sha, show_path(target))
 
 
 def has_hash(path: Path, known: Any) -> bool:

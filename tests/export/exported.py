@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from export import convert as command
 from settings.config import Config
 from tests.train.checkpoint.test_checkpoint import ALONE, go_on, save, states_of
 from train.data.tokenizer import load
+from train.generate.command import STOPS
 from train.model.model import Transformer, build
 from train.optim import build_optimizer
 
@@ -51,7 +53,12 @@ class Run:
         monkeypatch.setattr(
             os, "environ", {"PATH": os.environ["PATH"]} | {k: str(v) for k, v in settings.items()}
         )
-        return command.main()
+        handlers = {number: signal.getsignal(number) for number in STOPS}
+        try:
+            return command.main()
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
 
 
 def make_run(

@@ -1,11 +1,15 @@
-"""make export: what transformers loads computes what the checkpoint does, to the bit of its weights."""
+"""`make export`: what transformers loads computes what the checkpoint does, bit for bit."""
 
 import dataclasses
+import errno
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -70,16 +74,17 @@ def test_transformers_computes_the_same_logits_and_writes_the_same_text(
     changes: dict,
 ) -> None:
     shape = {name: value for name, value in changes.items() if name != "norm_eps"}
-    c = recipe(tiny, tokenizer=data["TOKENIZER"], **shape)
-    made = make_run(tmp_path, c, norm_eps=changes.get("norm_eps"))
-    c, model = made.config, made.models[3]
+    config = recipe(tiny, tokenizer=data["TOKENIZER"], **shape)
+    made = make_run(tmp_path, config, norm_eps=changes.get("norm_eps"))
+    config, model = made.config, made.models[3]
     assert made.command(monkeypatch) == 0
     theirs, words = model_of(made.export), tokenizer_of(made.export)
-    assert type(theirs).__name__ == ("Qwen3ForCausalLM" if c.qk_norm else "LlamaForCausalLM")
-    assert logits(theirs, c).std() > 0.1
-    torch.testing.assert_close(logits(theirs, c), logits(model, c), rtol=1e-5, atol=1e-5)
-    assert {w.dtype for w in theirs.parameters()} == {torch.float32}
-    vocabulary = tokenizer.load(Path(c.tokenizer))
+    assert type(theirs).__name__ == ("Qwen3ForCausalLM" if config.qk_norm else "LlamaForCausalLM")
+    expected = logits(model, config)
+    assert expected.std() > 0.1
+    torch.testing.assert_close(logits(theirs, config), expected, rtol=1e-5, atol=1e-5)
+    assert {weight.dtype for weight in theirs.parameters()} == {torch.float32}
+    vocabulary = tokenizer.load(Path(config.tokenizer))
     prompt = "abcd def"
     ids = words(words.bos_token + prompt, return_tensors="pt").input_ids
     assert ids[0].tolist() == [vocabulary.end_of_text, *vocabulary.encode(prompt)]
@@ -88,36 +93,25 @@ def test_transformers_computes_the_same_logits_and_writes_the_same_text(
     assert words.decode(found, skip_special_tokens=True) == text and len(text) > len(prompt)
 
 
-def test_a_head_that_is_tied_is_in_no_file_and_padding_neither(
+def test_the_head_is_written_once_if_it_is_tied_and_padding_never(
     tiny: Config, tmp_path: Path, data: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = make_run(tmp_path, recipe(tiny, tokenizer=data["TOKENIZER"], **LLAMA, vocab_size=513))
     assert made.command(monkeypatch) == 0
     found = load_file(made.export / "model.safetensors")
-    model = made.models[3]
-    assert model.embed_tokens.weight.shape == (640, 64)
-    assert found.keys() == {f"model.{name}" for name, _ in model.named_parameters()}
-    assert all(
-        torch.equal(w[:513] if "embed" in name else w, found[f"model.{name}"])
-        for name, w in model.named_parameters()
-    )
+    weights = dict(made.models[3].named_parameters())
+    assert weights["embed_tokens.weight"].shape == (640, 64)
+    assert found.keys() == {f"model.{name}" for name in weights}
+    for name, weight in weights.items():
+        rows = 513 if "embed" in name else len(weight)
+        assert torch.equal(weight[:rows], found[f"model.{name}"])
 
 
-def test_bfloat16_is_each_weight_rounded(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_files_in_bfloat16_have_an_index_and_each_weight_rounded(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight_files, "FILE_GB", 0.00005)  # 50 kB
     assert run.command(monkeypatch, DTYPE="bfloat16") == 0
-    found = load_file(run.export / "model.safetensors")
-    assert {w.dtype for w in found.values()} == {torch.bfloat16}
-    assert all(
-        torch.equal(w.to(torch.bfloat16), found[hf_import.their_name(name)])
-        for name, w in run.models[3].named_parameters()
-    )
-    assert next(model_of(run.export).parameters()).dtype == torch.bfloat16  # by config.json
-    hf_import.check(run.export, run.config)
-
-
-def test_shards_have_an_index_and_hold_the_same(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weight_files, "FILE_GB", 0.0001)  # 100 kB
-    assert run.command(monkeypatch) == 0
     index = json.loads((run.export / "model.safetensors.index.json").read_text())
     files = sorted(path.name for path in run.export.glob("*.safetensors"))
     assert len(files) > 3 and set(index["weight_map"].values()) == set(files)
@@ -125,32 +119,20 @@ def test_shards_have_an_index_and_hold_the_same(run: Run, monkeypatch: pytest.Mo
     whole = {}
     for name in files:
         part = load_file(run.export / name)
-        size = sum(w.numel() * 4 for w in part.values())
-        assert size <= 100_000 or len(part) == 1
+        size = sum(weight.numel() * 2 for weight in part.values())
+        assert size <= 50_000 or len(part) == 1
         assert all(index["weight_map"][key] == name for key in part)
         whole |= part
-    assert index["metadata"] == {
-        "total_size": 4 * sum(w.numel() for w in whole.values()),
-        "total_parameters": sum(w.numel() for w in whole.values()),
-    }
-    assert all(
-        torch.equal(w, whole[hf_import.their_name(name)])
-        for name, w in run.models[3].named_parameters()
-    )
-    torch.testing.assert_close(
-        logits(model_of(run.export), run.config),
-        logits(run.models[3], run.config),
-        rtol=1e-5,
-        atol=1e-5,
-    )
+    count = sum(weight.numel() for weight in whole.values())
+    assert index["metadata"] == {"total_size": 2 * count, "total_parameters": count}
+    for name, weight in run.models[3].named_parameters():
+        assert torch.equal(weight.to(torch.bfloat16), whole[hf_import.their_name(name)])
+    assert next(model_of(run.export).parameters()).dtype == torch.bfloat16  # by config.json
 
 
-# ---- There and back again
-
-
-@pytest.mark.parametrize("file_gb", [5, 0.0001], ids=["one file", "shards"])
+@pytest.mark.parametrize("file_gb", [5, 0.0001], ids=["one file", "several"])
 @pytest.mark.parametrize("changes", [{**LLAMA, "vocab_size": 513}, QWEN], ids=["Llama", "Qwen3"])
-def test_an_export_is_a_start_of_training_with_the_same_bits(
+def test_a_run_that_starts_from_an_export_has_the_same_bits(
     tiny: Config,
     tmp_path: Path,
     data: dict[str, str],
@@ -161,60 +143,48 @@ def test_an_export_is_a_start_of_training_with_the_same_bits(
     monkeypatch.setattr(weight_files, "FILE_GB", file_gb)
     made = make_run(tmp_path, recipe(tiny, tokenizer=data["TOKENIZER"], **changes))
     assert made.command(monkeypatch) == 0
-    hf_import.check(made.export, made.config)
     other = build(dataclasses.replace(made.config, seed=99), CPU)
     hf_import.load(made.export, other)
     ours = dict(made.models[3].named_parameters())
-    rows = {
-        name: made.config.vocab_size if "embed" in name or "head" in name else None for name in ours
-    }
-    assert all(
-        torch.equal(w[: rows[name]], ours[name][: rows[name]])
-        for name, w in other.named_parameters()
+    for name, weight in other.named_parameters():
+        rows = made.config.vocab_size if name in hf_import.OF_ENTRIES else len(weight)
+        assert torch.equal(weight[:rows], ours[name][:rows])
+    # Shards that were made with the tokenizer are found by its hash.
+    assert (
+        tokenizer.load(made.export / "tokenizer.json").sha256
+        == tokenizer.load(Path(data["TOKENIZER"])).sha256
     )
 
 
-def test_a_conversation_through_the_template_has_the_ids_of_ours(
+def test_a_conversation_has_our_ids_and_a_reply_ends(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run.command(monkeypatch) == 0
     words, vocabulary = tokenizer_of(run.export), tokenizer.load(run.export / "tokenizer.json")
-    said = [
-        ("system", "Be brief."),
-        ("user", " abc\n def?"),
-        ("assistant", "hgf"),
-        ("user", "\u65e5 \u00e9"),
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": " abc\n def?"},
+        {"role": "assistant", "content": "hgf"},
+        {"role": "user", "content": "\u65e5 \u00e9"},
     ]
-    found = words.apply_chat_template(
-        [{"role": role, "content": text} for role, text in said],
-        return_dict=False,
-        add_generation_prompt=True,
-    )
+    found = words.apply_chat_template(messages, return_dict=False, add_generation_prompt=True)
     special = vocabulary.tokenizer.token_to_id
     ids = [vocabulary.end_of_text]
-    for role, text in said:
-        ids += [special(f"<|{role}|>"), *vocabulary.encode(text), special("<|end|>")]
+    for message in messages:
+        ids += [special(f"<|{message['role']}|>"), *vocabulary.encode(message["content"])]
+        ids.append(special("<|end|>"))
     assert found == [*ids, special("<|assistant|>")]
     ends = json.loads((run.export / "generation_config.json").read_text())["eos_token_id"]
     assert ends == [vocabulary.end_of_text, special("<|end|>")]
+    facts = json.loads((run.export / "export.json").read_text())
+    assert facts == {"schema": 1, "run": "a-run", "step": 3, "stop_token": "<|end|>"}
     assert "chat template" in (run.export / "README.md").read_text()
-
-
-def test_its_tokenizer_is_the_run_s_to_the_byte(
-    run: Run, data: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """So that shards which were made with it are found again."""
-    assert run.command(monkeypatch) == 0
-    assert (
-        tokenizer.load(run.export / "tokenizer.json").sha256
-        == tokenizer.load(Path(data["TOKENIZER"])).sha256
-    )
 
 
 # ---- Which checkpoint, and what is replaced
 
 
-def test_the_newest_is_taken_and_that_of_step_where_it_is_given(
+def test_the_newest_checkpoint_is_exported_or_that_of_step(
     tiny: Config,
     tmp_path: Path,
     data: dict[str, str],
@@ -223,41 +193,26 @@ def test_the_newest_is_taken_and_that_of_step_where_it_is_given(
 ) -> None:
     made = make_run(tmp_path, recipe(tiny, tokenizer=data["TOKENIZER"]), steps=(3, 5))
 
-    def weights() -> torch.Tensor:
-        return load_file(made.export / "model.safetensors")["model.norm.weight"]
+    def exports(step: int) -> bool:
+        found = load_file(made.export / "model.safetensors")["model.norm.weight"]
+        return torch.equal(found, made.models[step].norm.weight)
 
     assert made.command(monkeypatch) == 0
-    said = capsys.readouterr().out
-    assert (
-        "step 5" in said
-        and "replaces" not in said
-        and torch.equal(weights(), made.models[5].norm.weight)
-    )
-    assert made.command(monkeypatch, STEP="3") == 0
-    said = capsys.readouterr().out
-    assert "this replaces an export" in said and torch.equal(weights(), made.models[3].norm.weight)
-    assert sorted(path.name for path in made.folder.iterdir()) == [
-        ".export",
-        "checkpoints",
-        "config.json",
-        "empty.env",
-        "export",
-    ]
+    assert "step 5" in capsys.readouterr().out and exports(5)
+    assert place.exported_step(made.export) == 5
+    assert made.command(monkeypatch, STEP="3") == 0 and exports(3)
+    assert place.exported_step(made.export) == 3
+    names = sorted(path.name for path in made.folder.iterdir())
+    assert names == [".export", "checkpoints", "config.json", "empty.env", "export"]
     assert made.command(monkeypatch, STEP="4") == 64
-    assert (
-        "STEP=4: Run a-run has no checkpoint of that step. There are: 5, 3"
-        in capsys.readouterr().err
-    )
+    assert "STEP=4: Run a-run has no checkpoint of that step" in capsys.readouterr().err
     (made.folder / "checkpoints" / "step_0000005" / "__0_0.distcp").write_bytes(b"damaged")
-    assert (
-        made.command(monkeypatch, STEP="5") == 78
-        and "__0_0.distcp is damaged" in capsys.readouterr().err
-    )
-    assert made.command(monkeypatch) == 0  # the newest that is whole
-    assert torch.equal(weights(), made.models[3].norm.weight)
+    assert made.command(monkeypatch, STEP="5") == 78
+    assert "__0_0.distcp is damaged" in capsys.readouterr().err
+    assert made.command(monkeypatch) == 0 and exports(3)  # the newest that is whole
 
 
-def test_an_export_that_somebody_changed_is_not_replaced(
+def test_an_export_that_was_edited_is_not_replaced(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run.command(monkeypatch) == 0
@@ -266,32 +221,30 @@ def test_an_export_that_somebody_changed_is_not_replaced(
         file.write("my own words\n")
     before = digest(run.export)
     assert run.command(monkeypatch) == 78
-    assert "holds LICENSE, README.md, which no export wrote" in capsys.readouterr().err
+    assert "LICENSE, README.md: Was edited, or no export wrote it" in capsys.readouterr().err
     assert digest(run.export) == before
 
 
-@pytest.mark.parametrize(
-    "point", ["shards.write", "place.seal", "before the rename", "between the renames"]
-)
-def test_a_killed_export_leaves_what_was_there_and_the_next_one_clears_up(
+@pytest.mark.parametrize("point", ["weights", "seal", "before the renames", "between the renames"])
+def test_a_killed_export_leaves_the_earlier_one_and_the_next_one_cleans_up(
     run: Run, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     assert run.command(monkeypatch) == 0
     before = digest(run.export)
 
     class Killed(BaseException):
-        """Which nothing cleans up after, as kill -9."""
+        """Nothing cleans up after it, as after SIGKILL."""
 
     def die(*_: object, **__: object) -> None:
+        patch.setattr(place, "clear", lambda _: None)
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(place.shutil, "rmtree", lambda *_, **__: None)
-        if point == "shards.write":
+        if point == "weights":
             patch.setattr(weight_files.os, "fsync", die)
-        elif point == "place.seal":
+        elif point == "seal":
             patch.setattr(place, "flush_folder", die)
-        elif point == "before the rename":
+        elif point == "before the renames":
             patch.setattr(place, "replace", die)
         else:
             rename = os.rename
@@ -300,78 +253,116 @@ def test_a_killed_export_leaves_what_was_there_and_the_next_one_clears_up(
             )
         with pytest.raises(Killed):
             run.command(patch, DTYPE="bfloat16")
-    halves = [path for path in run.folder.glob(".*") if path.is_dir()]
-    assert halves and run.export.exists() == (point != "between the renames")
-    assert not run.export.exists() or digest(run.export) == before
-    with place.alone(run.folder):
-        assert digest(run.export) == before and not [
-            path for path in run.folder.glob(".*") if path.is_dir()
-        ]
-    assert run.command(monkeypatch, DTYPE="bfloat16") == 0
-    assert digest(run.export) != before
+    incomplete = [path for path in run.folder.glob(".*") if path.is_dir()]
+    assert incomplete and run.export.exists() == (point != "between the renames")
+    place.clear(run.folder)
+    assert digest(run.export) == before
+    assert not [path for path in run.folder.glob(".*") if path.is_dir()]
+
+
+@pytest.mark.parametrize("point", ["weights", "between the renames"])
+def test_an_interrupted_export_cleans_up_itself(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], point: str
+) -> None:
+    assert run.command(monkeypatch) == 0
+    before = digest(run.export)
+    rename = os.rename
+
+    def interrupt(*_: object) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        if point == "weights":
+            patch.setattr(weight_files.os, "fsync", interrupt)
+        else:
+            patch.setattr(
+                place.os,
+                "rename",
+                lambda a, b: interrupt() if a.name.startswith(".export-") else rename(a, b),
+            )
+        assert run.command(patch, DTYPE="bfloat16") == 130
+    assert "Interrupted. Nothing was exported" in capsys.readouterr().err
+    assert digest(run.export) == before
+    assert not [path for path in run.folder.glob(".*") if path.is_dir()]
 
 
 def test_two_exports_of_a_run_do_not_meet(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with place.alone(run.folder):
+    with place.hold(run.folder):
         assert run.command(monkeypatch) == 78
-    assert "another process exports this run" in capsys.readouterr().err and not run.export.exists()
+    assert "Another process exports this run" in capsys.readouterr().err and not run.export.exists()
 
 
 # ---- What is checked
 
 
-def test_a_bit_that_turns_on_its_way_to_the_disk_is_noticed(
+def test_a_disk_without_room_is_refused_before_anything_is_written(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    written = command.write_beside
-
-    def turned(folder: Path, *rest: object) -> None:
-        content = bytearray((folder / "model.safetensors").read_bytes())
-        content[-5] ^= 4  # in the last weight, the head
-        (folder / "model.safetensors").write_bytes(content)
-        written(folder, *rest)
-
-    monkeypatch.setattr(command, "write_beside", turned)
+    monkeypatch.setattr(place.shutil, "disk_usage", lambda _: SimpleNamespace(free=2**24))
     assert run.command(monkeypatch) == 78
-    assert "read back, lm_head.weight are not what was written" in capsys.readouterr().err
+    assert "The export takes 17.5 MB of disk; 16.8 MB are free" in capsys.readouterr().err
     assert not run.export.exists() and not list(run.folder.glob(".export-*"))
 
 
-def test_weights_that_are_no_numbers_are_refused(
+def test_a_full_disk_leaves_nothing(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "model.safetensors")
+
+    monkeypatch.setattr(weight_files.os, "fsync", full)
+    assert run.command(monkeypatch) == 78
+    assert "model.safetensors: Cannot be read or written (No space" in capsys.readouterr().err
+    assert not run.export.exists() and not list(run.folder.glob(".export-*"))
+
+
+def test_a_bit_that_flips_on_its_way_to_the_disk_is_noticed(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write = command.write_beside
+
+    def flip(folder: Path, *rest: Any) -> None:
+        content = bytearray((folder / "model.safetensors").read_bytes())
+        content[-5] ^= 4  # in the last weight, the head
+        (folder / "model.safetensors").write_bytes(content)
+        write(folder, *rest)
+
+    monkeypatch.setattr(command, "write_beside", flip)
+    assert run.command(monkeypatch) == 78
+    assert "model.safetensors: What the disk holds is not what" in capsys.readouterr().err
+    assert not run.export.exists() and not list(run.folder.glob(".export-*"))
+
+
+def test_weights_that_are_not_finite_are_refused(
     tiny: Config,
     tmp_path: Path,
     data: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def spoilt(c: Config, *_: object, **__: object) -> torch.nn.Module:
-        model = build(c, CPU)
+    def spoil(config: Config, *_: object, **__: object) -> torch.nn.Module:
+        model = build(config, CPU)
         model.layers[1].mlp.up_proj.weight.data[0, 0] = float("nan")
         return model
 
     with monkeypatch.context() as patch:
-        patch.setattr("tests.export.exported.build", spoilt)
+        patch.setattr("tests.export.exported.build", spoil)
         made = make_run(tmp_path, recipe(tiny, tokenizer=data["TOKENIZER"]))
     assert made.command(monkeypatch) == 78
-    said = capsys.readouterr().err
-    assert (
-        "model.layers.1.mlp.up_proj.weight holds values" in said
-        and "STEP" in said
-        and not made.export.exists()
-    )
+    printed = capsys.readouterr().err
+    assert "model.layers.1.mlp.up_proj.weight holds values" in printed and "STEP" in printed
+    assert not made.export.exists()
 
 
-def test_sums_are_those_of_sha256sum(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sha256sum_accepts_the_sums_of_all_files(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run.command(monkeypatch) == 0
     check = ["sha256sum", "--check", "--strict", "SHA256SUMS"]
     done = subprocess.run(check, cwd=run.export, capture_output=True, text=True, check=False)
     assert done.returncode == 0
     names = {line.removesuffix(": OK") for line in done.stdout.splitlines()}
     assert names == {path.name for path in run.export.iterdir()} - {"SHA256SUMS"}
-    (run.export / "tokenizer.json").write_text("{}")
-    assert subprocess.run(check, cwd=run.export, capture_output=True, check=False).returncode == 1
 
 
 def test_no_moment_is_read_and_a_checkpoint_that_vanishes_is_named(
@@ -396,7 +387,7 @@ def test_no_moment_is_read_and_a_checkpoint_that_vanishes_is_named(
     assert asked == [f"model.{name}" for name, _ in run.models[3].named_parameters()]
     (folder / "__0_0.distcp").unlink()
     with pytest.raises(
-        CheckpointError, match=r"norm\.weight cannot be read .* call again for its newest"
+        CheckpointError, match=r"norm\.weight cannot be read .* Run the same command again"
     ):
         weights.read("norm.weight")
 

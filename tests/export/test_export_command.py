@@ -34,7 +34,7 @@ def test_a_run_that_starts_from_an_export_begins_where_it_ended(trained, tmp_pat
     for words in (
         "Verified step 6 of",
         f"from_pretrained('{folder}')",
-        "every weight is the checkpoint's",
+        "has the hash of what was written",
     ):
         assert words in said
     assert all(f"  {path.name} " in said for path in folder.iterdir())
@@ -62,7 +62,7 @@ def test_a_run_that_starts_from_an_export_begins_where_it_ended(trained, tmp_pat
     assert "resumed from step_0000001" in train(trained | settings | {"MAX_STEPS": "2"})
     export(trained | {"RUNS_DIR": str(tmp_path)})
     card = (other / "export" / "README.md").read_text()
-    assert f"weights of others: config.json of sha256 {sums['config.json'][:16]}" in card
+    assert f"| initial weights | config.json of sha256 {sums['config.json'][:16]}" in card
     assert "\nMIN_LEARNING_RATE=2e-10\n" in card
     assert str(tmp_path) not in card
     assert str(model) not in card
@@ -102,8 +102,8 @@ def test_ctrl_c_leaves_no_half_folder(trained):
     run = Path(trained["RUNS_DIR"]) / "run"
     before = {path.name: path.read_bytes() for path in (run / "export").iterdir()}
     code = (
-        "import sys, time\nfrom export import convert as command\n"
-        "def slow(*_):\n    (command.ROOT / sys.argv[1]).write_text('here'); time.sleep(60)\n"
+        "import pathlib, sys, time\nfrom export import convert as command\n"
+        "def slow(*_):\n    pathlib.Path(sys.argv[1]).write_text('here'); time.sleep(60)\n"
         "command.write_beside = slow\nsys.exit(command.main())"
     )
     mark = run / "mark"
@@ -119,6 +119,6 @@ def test_ctrl_c_leaves_no_half_folder(trained):
         os.kill(process.pid, signal.SIGINT)
         said = process.communicate(timeout=120)[1]
     assert process.returncode == 130
-    assert said == "stopped; nothing was exported, and what was there is as it was\n"
+    assert said == "Interrupted. Nothing was exported, and an earlier export is unchanged.\n"
     assert {path.name: path.read_bytes() for path in (run / "export").iterdir()} == before
     assert not list(run.glob(".export-*"))

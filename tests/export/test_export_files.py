@@ -1,11 +1,11 @@
 """What stands beside exported weights: the tokenizer encodes as ours does, and the card says what is known."""
 
 import dataclasses
-import datetime
 import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
@@ -20,9 +20,6 @@ from tests.train.data.test_tokenizer import AWKWARD, KINDS, byte_level, some_tex
 from tests.train.model.test_model import recipe
 from train.data import tokenizer
 from train.data.tokenizer import Vocabulary
-from train.evaluate.core.metric import Result, Score
-from train.evaluate.core.tasks import CORE_TASKS, Task
-from train.generate import eval_run
 
 PLAIN = [
     "The quick brown fox",
@@ -173,29 +170,27 @@ def test_a_card_says_what_is_known_and_n_a_of_the_rest(
         "tags": ["qwen3", "pytorch"],
         "datasets": ["HuggingFaceFW/fineweb-edu"],
     }
-    c, weights = run.config, sum(w.numel() for w in run.models[3].parameters())
-    assert rows["parameters"] == f"{weights:,}" and rows["tokens"] == f"{3 * c.batch_tokens:,}"
-    products = sum(
-        w.numel() for n, w in run.models[3].named_parameters() if w.ndim == 2 and "embed" not in n
+    config = run.config
+    weights = dict(run.models[3].named_parameters())
+    tokens = 3 * config.batch_tokens
+    assert rows["parameters"] == f"{sum(it.numel() for it in weights.values()):,}"
+    assert rows["tokens"] == f"{tokens:,}"
+    matrices = sum(
+        it.numel() for name, it in weights.items() if it.ndim == 2 and "embed" not in name
     )
-    flops = 3 * c.batch_tokens * (6 * products + 12 * c.n_layer * c.n_embd * c.seq_len)
-    assert rows["computation"].startswith(f"{flops:.3g} FLOPs")
-    assert (
-        rows["hardware"] == "2 x NVIDIA H100"
-        and rows["code"] == "aaaaaaaaaaaa and changes that are in no commit"
-    )
-    assert (
-        rows["time"] == rows["energy of the GPUs"] == "n/a"
-        and "n/a: neither the record nor" in text
-    )
-    share = round(3 * c.batch_tokens * 0.75)
-    assert f"| 75.00% | {share:,} | n/a |" in text and "By the weights of DATA_MIX" in text
+    flops = tokens * (6 * matrices + 12 * config.n_layer * config.n_embd * config.seq_len)
+    assert rows["compute"].startswith(f"{flops:.3g} FLOPs")
+    assert rows["hardware"] == "2 x NVIDIA H100"
+    assert rows["code"] == "aaaaaaaaaaaa and uncommitted changes"
+    assert rows["time"] == rows["GPU energy"] == "n/a"
+    assert "n/a: neither the run nor `make eval`" in text
+    assert f"| 75.00% | {round(tokens * 0.75):,} | n/a |" in text
     assert "License: n/a" in text and "N_KV_HEAD=2\n" in text
     assert "secret-host" not in text and str(run.folder.parent) not in text
 
 
 @pytest.mark.parametrize(
-    ("tokenizer", "shown"),
+    ("tokenizer", "is_shown"),
     [
         ("openai-community/gpt2", True),
         ("../models/tokenizer.json", False),
@@ -203,147 +198,62 @@ def test_a_card_says_what_is_known_and_n_a_of_the_rest(
     ],
 )
 def test_a_card_names_repositories_of_the_hub_and_no_path(
-    tiny: Config, tokenizer: str, shown: bool
+    tiny: Config, tokenizer: str, is_shown: bool
 ) -> None:
-    names = {line.split("=")[0] for line in card.settings(tiny)}
+    names = {line.split("=")[0] for line in card.changed_settings(tiny)}
     assert names.isdisjoint({"N_KV_HEAD", "MLP_DIM"})  # defaults that follow from others
-    said = card.settings(recipe(tiny, tokenizer=tokenizer, init_from="models/llama"))
-    assert (f"TOKENIZER={tokenizer}" in said) is shown
-    assert not [line for line in said if "models" in line]
+    changed = recipe(tiny, tokenizer=tokenizer, init_from="models/llama", data="my.txt")
+    lines = card.changed_settings(changed)
+    assert (f"TOKENIZER={tokenizer}" in lines) is is_shown
+    assert not [line for line in lines if "models" in line or "my.txt" in line]
 
 
 def test_a_card_has_counts_and_evaluations_of_this_step_alone(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     common = {"schema": 1, "host": "h", "attempt": 0, "mono_s": 1.0, "time": 1.7e9, "tokens": 512}
+    step = {"event": "step", "loss": 2.0, "lr": 1e-3, "grad_norm": 1.0, "step_ms": 10.0}
+    step |= {"tokens_per_s": 1.0, "mfu": None, "mem_gib": 1.0}
     records = [
         {"event": "start", "step": 0, "startup_s": {}, "changes": {}, "world_size": 1},
-        *(
-            {
-                "event": "step",
-                "step": n,
-                "loss": 2.0,
-                "lr": 1e-3,
-                "grad_norm": 1.0,
-                "step_ms": 10.0,
-                "tokens_per_s": 1.0,
-                "mfu": None,
-                "mem_gib": 1.0,
-                "mono_s": 1.0 + n,
-            }
-            for n in (1, 2, 3)
-        ),
+        *(step | {"step": number, "mono_s": 1.0 + number} for number in (1, 2, 3)),
         {"event": "eval", "step": 2, "val_loss": 9.0, "val_bpb": 8.0},
-        {
-            "event": "eval",
-            "step": 3,
-            "val_loss": 3.5,
-            "val_bpb": 1.25,
-            "scored_tokens": 1234,
-            "full": True,
-        },
+        {"event": "eval", "step": 3, "val_loss": 3.5, "val_bpb": 1.25, "full": True},
     ]
     (run.folder / "metrics.jsonl").write_text(
-        "".join(json.dumps(common | r) + "\n" for r in records)
+        "".join(json.dumps(common | record) + "\n" for record in records)
     )
+    task = {"accuracy": 0.375, "shots": 10, "file": "/srv/arc.jsonl"}
+    measured = {
+        "step": 3,
+        "val_bpb": 1.125,
+        "seconds": 987.0,
+        "core": {"tasks": {"arc_easy": task}},
+        "provenance": {"host": "secret-host"},
+    }
     (run.folder / "eval").mkdir()
     for name, content in (
-        ("step_0000003.json", {"step": 3, "val_bpb": 1.5, "core": None, "sources": []}),
+        ("step_0000003.json", measured),
         ("step_0000002.json", {"step": 2, "val_bpb": 0.99}),
         ("bad.json", []),
     ):
         (run.folder / "eval" / name).write_text(json.dumps(content))
     _, text, rows = text_of(run, monkeypatch)
-    assert (rows["bits per byte"], rows["loss, nats a token"], rows["tokens scored"]) == (
-        "1.2500",
-        "3.5000",
-        "1,234",
-    )
-    assert (
-        rows["held-out text, bits per byte"] == "1.5000"
-        and "0.99" not in text
-        and "8.0" not in text
-    )
+    assert rows["val_loss"] == "3.5000" and "| val_bpb | 1.2500 |" in text
+    assert rows["val_bpb"] == "1.1250" and rows["core tasks arc_easy accuracy"] == "0.3750"
+    assert rows["core tasks arc_easy shots"] == "10"
+    for other in ("8.0", "0.99", "987", "secret-host", "/srv"):
+        assert other not in text
     assert rows["time"].startswith("0:0")
 
 
-def test_a_card_has_what_make_eval_found_and_nothing_of_where(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As eval_run writes it: 3 of 8 questions right where guessing has 2, and a task that could not be asked."""
-    task = Task("arc_easy", "multiple_choice", "arc.jsonl", 10, " ", 0.25)
-
-    class Asked:
-        bundle = SimpleNamespace(
-            tasks=[task],
-            tables={},
-            missing=dict.fromkeys(CORE_TASKS, "gone"),
-            path=run.folder,
-            sha256="f" * 64,
-        )
-
-        def __call__(self, *_: object, **__: object) -> Result:
-            return Result.of([Score(task, right=3, asked=8)], self.bundle.missing)
-
-    def part(loss: float, bpb: float) -> SimpleNamespace:
-        return SimpleNamespace(loss=loss, bpb=bpb, tokens=77, text_bytes=308)
-
-    held_out = part(2.5, 1.125)
-    held_out.by_source = {"python-stdlib": part(2.25, 1.0), "fineweb-edu": part(3.0, 1.75)}
-    found = eval_run.tell_validation(held_out) | {
-        "core": eval_run.measure(
-            Asked(), SimpleNamespace(model=None, config=SimpleNamespace(eval_examples=8))
-        )
-    }
-    opened = SimpleNamespace(
-        step=3, tokens=1536, source=str(run.folder), facts={"settings": {}}, config=run.config
-    )
-    world = SimpleNamespace(host="secret-host", size=1, device_name="CPU")
-    eval_run.write(run.config, opened, world, found, ["no more"], 987.0)  # type: ignore[arg-type]
-    _, text, rows = text_of(run, monkeypatch)
-    section = text.partition("## Evaluation")[2].partition("## Limits")[0]
-    assert dict(re.findall(r"^\| ([^|]+) \| (-?[0-9][0-9.,]*) \|$", section, re.MULTILINE)) == {
-        "held-out text, bits per byte": "1.1250",
-        "held-out text, nats a token": "2.5000",
-        "held-out text, tokens scored": "77",
-        **{
-            f"held-out text, {what}, {name}": value
-            for name, values in (
-                ("python-stdlib", ("1.0000", "2.2500", "77")),
-                ("fineweb-edu", ("1.7500", "3.0000", "77")),
-            )
-            for what, value in zip(
-                ("bits per byte", "nats a token", "tokens scored"), values, strict=True
-            )
-        },
-        "mean of 1 tasks of CORE, which is not CORE, of 8 questions a task at most": f"{(3 / 8 - 1 / 4) / 0.75:.4f}",
-        "half of its 95 % interval": rows["half of its 95 % interval"],
-        "arc_easy, 10 shots, accuracy": "0.3750",
-        "arc_easy, 10 shots, centered on guessing": "0.1667",
-    }
-    assert "secret-host" not in text and str(run.folder.parent) not in text and "987" not in section
-    when = datetime.datetime.fromtimestamp(
-        json.loads((run.folder / "eval/step_0000003.json").read_text())["time"], datetime.UTC
-    )
-    assert f"of this step, {when:%Y-%m-%d %H:%M} UTC:" in section
-
-
 def test_energy_is_that_of_the_samples_and_says_how_much_they_cover() -> None:
-    @dataclasses.dataclass
-    class Sampled:
-        kwh: float = 12.3456
-        coverage: float = 0.987
-
-    @dataclasses.dataclass
-    class Recorded:
-        columns: dict
-
-    known = card.Known(
-        Config(), {}, "float32", 7, {}, Recorded({"step": [5, 7]}), Sampled(), {}, False
-    )  # type: ignore[arg-type]
-    assert card.energy(known) == "12.35 kWh; samples cover 98.7% of the GPUs' time"
-    assert card.energy(dataclasses.replace(known, step=5)).startswith("12.35 kWh, up to step 7;")
-    assert card.energy(dataclasses.replace(known, energy=None)) == "n/a"
+    run: Any = SimpleNamespace(columns={"step": [5, 7]})
+    energy: Any = SimpleNamespace(kwh=12.3456, coverage=0.987)
+    about = card.About(Config(), {"checkpoint": {"step": 7}}, {}, run, energy, [])
+    assert card.describe_energy(about) == "12.35 kWh; samples cover 98.7% of the GPU time"
+    about = dataclasses.replace(about, facts={"checkpoint": {"step": 5}})
+    assert card.describe_energy(about).startswith("12.35 kWh up to step 7;")
 
 
 # ---- What there is nothing to export of
@@ -354,7 +264,7 @@ def test_a_folder_of_weights_is_exported_already(
 ) -> None:
     assert run.command(monkeypatch) == 0
     assert run.command(monkeypatch, RUN_NAME="another", INIT_FROM=run.export) == 64
-    assert "is in Hugging Face's format already" in capsys.readouterr().err
+    assert "Is in Hugging Face format already" in capsys.readouterr().err
     assert run.command(monkeypatch, RUN_NAME="another") == 78
     assert "There is no run " in capsys.readouterr().err
     assert run.command(monkeypatch, DTYPE="float16") == 64

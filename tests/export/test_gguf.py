@@ -90,6 +90,7 @@ def test_the_file_has_every_token_merge_and_key(make: Make) -> None:
         "tokenizer.ggml.pre": "smaug-bpe",
         "tokenizer.ggml.bos_token_id": vocabulary.end_of_text,
         "tokenizer.ggml.eos_token_id": vocabulary.end_of_text,
+        "tokenizer.ggml.eot_token_id": vocabulary.tokenizer.token_to_id("<|end|>"),
         "tokenizer.ggml.add_bos_token": True,
     }
     assert {name: model.get(name) for name in expected} == expected

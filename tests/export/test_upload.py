@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
     (export / "config.json").write_text("{}")
     (export / "model-00001-of-00002.safetensors").write_bytes(os.urandom(3 * PART + 5))
     (export / "model-00002-of-00002.safetensors").write_bytes(os.urandom(100))
-    place.seal(export)
+    place.seal(export, {})
     (tmp_path / "a-run" / "plots").mkdir()
     (tmp_path / "a-run" / "plots" / "loss_curves.html").write_text("<html>")
     return export

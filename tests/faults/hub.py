@@ -95,7 +95,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         kind, _, rest = rest.strip("/").partition("/")
         _, _, rest = rest.partition("/")  # what comes after the revision
         if kind in ("", "revision"):
-            siblings = [{"rfilename": name} for name in files]
+            siblings = [self.sibling(name) for name in files]
             facts = {"private": False, "gated": False, "tags": [], "siblings": siblings}
             return self.describe({"id": served[0], "sha": REVISION, **facts})
         if kind == "tree":
@@ -125,6 +125,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
             digest = hashlib.sha256(content).hexdigest()
             entry["lfs"] = {"oid": digest, "size": len(content), "pointerSize": 130}
         return entry
+
+    def sibling(self, name):
+        """A file as the description of its repository has it."""
+        entry = self.entry(name)
+        facts = {"rfilename": name, "size": entry["size"], "blobId": entry["oid"]}
+        if "lfs" in entry:
+            facts["lfs"] = {**entry["lfs"], "sha256": entry["lfs"]["oid"]}
+        return facts
 
     def tree(self, under, is_recursive):
         """What lies in a folder of the repository: files and folders, or files at any depth."""

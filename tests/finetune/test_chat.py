@@ -223,13 +223,17 @@ def test_a_fine_tuned_run_continues_a_text_by_its_own_class(
 # ---- Conversations
 
 
-def test_a_reply_is_shown_as_it_comes_and_without_its_thoughts(tmp_path: Path) -> None:
+def test_a_reply_is_shown_as_it_comes_and_without_its_thoughts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tokenizer = their_tokenizer(THINKS)
     tokenizer.save_pretrained(str(tmp_path))
     opened = Chat.__new__(Chat)
     opened.template = chat.ChatTemplate(tmp_path)
     parts: list[str] = []
-    stream = Stream(opened.read_so_far, opened.template.read_reply, parts.append)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    stream = Stream(opened.read_reply)
+    stream.write = parts.append  # type: ignore[method-assign, assignment]
     stream.put(torch.tensor([[1, 2, 3]]))  # the prompt
     for text in ("<think>\n\n", "</think>\n\n", "It is d\u00e9f.", " Why?<|im_end|>"):
         for token in tokenizer(text)["input_ids"]:

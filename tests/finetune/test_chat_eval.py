@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import fcntl
 import json
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,12 @@ import torch
 
 from finetune import chat_eval
 from finetune.chat import Chat
-from finetune.chat_eval import Question, ask, is_same, read_questions
+from finetune.chat_eval import Counts, ask, is_same, read_questions, score
 from finetune.model_folder import Weights
+from finetune.row_shapes import Conversation
 from settings import load_preset
 from settings.config import Config
 from tests.conftest import SHARED
-from tests.faults.hub import Repository, hub
 from tests.finetune.making import BRACKETS, CHATML, THINKS, row, their_tokenizer, write_rows
 from tests.finetune.models import models, theirs, write_model
 from tests.running import environment, train
@@ -86,21 +85,25 @@ def test_answers_are_those_of_one_question_at_a_time(chat: Chat, tmp_path: Path)
     for i, (messages, prompt, reply) in enumerate(zip(asks, prompts, replies, strict=True)):
         text = template.read_reply(reply)
         answer = f" {text.upper()}. " if i % 3 and text else "It is so."
-        written.append(Question(messages, answer))
-        whole = template.render([*messages, {"role": "assistant", "content": answer}])
+        messages = [*messages, {"role": "assistant", "content": answer}]
+        written.append(Conversation(messages))
+        whole = template.render(messages)
         most = 2 * (len(tokenizer(whole)["input_ids"]) - len(prompt)) + 8
         right += stop in reply[:most] and is_same(text, answer)
         stopped += stop in reply[:most]
     assert 0 < right < 12
     rows = write_rows(tmp_path / "rows.jsonl", choices(31))
-    questions, count, _ = read_questions(config_of(rows))
-    assert count == len(questions) == 31
-    choice, open_ended = ask(chat, [*questions, *written], ALONE, 4)
-    assert (open_ended.right, open_ended.stopped, open_ended.asked) == (right, stopped, 12)
+    questions, facts = read_questions(config_of(rows))
+    assert facts["rows"] == len(questions) == 31
+    found = ask(chat, [*questions, *written], ALONE, 4)
+    counts = [found["written"][name] for name in ("right", "stopped", "asked")]
+    assert counts == [right, stopped, 12]
 
     expected = 0
     for question in questions:
-        before = template.render([*question.messages, {"role": "assistant", "content": "A. x"}])
+        before = template.render(
+            [*question.messages[:-1], {"role": "assistant", "content": "A. x"}]
+        )
         before = before[: before.rindex("A. x")]
         scores = []
         for letter in "ABC":
@@ -109,9 +112,11 @@ def test_answers_are_those_of_one_question_at_a_time(chat: Chat, tmp_path: Path)
                 letter, len(ids) - 5
             )
             scores.append(float(likeliest(bare, ids[:place])[ids[place]]))
-        expected += question.options[scores.index(max(scores))] == question.answer
-    assert (choice.right, choice.asked, choice.too_long) == (expected, 31, 0)
-    assert choice.chance == pytest.approx(31 / 3) and 0 < choice.right < 31
+        chosen = question.options[scores.index(max(scores))]
+        expected += chosen == question.messages[-1]["content"]
+    counts = [found["choice"][name] for name in ("right", "asked", "too_long")]
+    assert counts == [expected, 31, 0] and 0 < expected < 31
+    assert found["choice"]["chance"] == pytest.approx(1 / 3)
 
 
 def test_processes_share_the_questions(
@@ -120,9 +125,10 @@ def test_processes_share_the_questions(
     chat = Chat(Weights(models["llama"]), load_preset(DEVICE="cpu"), CPU)
     rows = [*choices(13), {"question": "Why?", "answer": "No"}, choices(1)[0]]
     rows[-1]["question"] = "why " * 600
-    questions, _, _ = read_questions(config_of(write_rows(tmp_path / "q.jsonl", rows)))
+    questions, _ = read_questions(config_of(write_rows(tmp_path / "q.jsonl", rows)))
     whole = ask(chat, questions, ALONE, 4)
-    assert (whole[0].asked, whole[0].too_long, whole[1].asked) == (13, 1, 1)
+    counts = [whole["choice"]["asked"], whole["choice"]["too_long"], whole["written"]["asked"]]
+    assert counts == [13, 1, 1]
     parts: list[torch.Tensor] = []
 
     def keep(values: torch.Tensor) -> torch.Tensor:
@@ -133,8 +139,9 @@ def test_processes_share_the_questions(
     for rank in range(3):
         ask(chat, questions, dataclasses.replace(ALONE, rank=rank, size=3), 4)
     assert len(parts) == 3  # one all-reduce each
-    total = torch.stack(parts).sum(0).tolist()
-    assert total == [pytest.approx(dataclasses.astuple(counts)) for counts in whole]
+    choice, written = torch.stack(parts).sum(0).tolist()
+    assert score(Counts(*choice)) == whole["choice"] | {"chance": pytest.approx(1 / 3)}
+    assert score(Counts(*written)) == whole["written"]
 
 
 def test_a_fixed_part_is_asked_whatever_the_order_of_the_rows(tmp_path: Path) -> None:
@@ -168,10 +175,9 @@ def test_written_answers_are_compared_but_for_case_blanks_and_stops(
 
 def test_the_last_reply_of_a_conversation_is_asked_for(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "q.jsonl", [row("One?", "Yes.", "Two?", "No.")])
-    questions, _, _ = read_questions(config_of(path))
-    messages = [("user", "One?"), ("assistant", "Yes."), ("user", "Two?")]
-    said = [{"role": role, "content": text} for role, text in messages]
-    assert questions == [Question(said, "No.")]
+    questions, _ = read_questions(config_of(path))
+    said = [message["content"] for message in questions[0].messages]
+    assert said == ["One?", "Yes.", "Two?", "No."]
 
 
 def test_make_eval_writes_what_it_found(models: dict[str, Path], tmp_path: Path) -> None:
@@ -197,46 +203,28 @@ def test_questions_as_medqa_has_them() -> None:
     if not found:
         pytest.skip("no MedQA rows beside the repository (shared/data/medical)")
     rows = [json.loads(line) for line in found[0].read_text(encoding="utf-8").splitlines()]
-    questions, count, _ = read_questions(load_preset(EVAL_DATA=str(found[0]), EVAL_EXAMPLES="0"))
-    assert count == len(rows)
+    config = load_preset(EVAL_DATA=str(found[0]), EVAL_EXAMPLES="0")
+    questions, facts = read_questions(config)
+    assert facts["rows"] == len(rows)
     by_question = {entry["question"]: entry for entry in rows}
     for question in questions:
         entry = by_question[question.messages[0]["content"].rpartition("\nA. ")[0]]
-        assert question.answer == f"{entry['answer_idx']}. {entry['options'][entry['answer_idx']]}"
+        right = f"{entry['answer_idx']}. {entry['options'][entry['answer_idx']]}"
+        assert question.messages[-1]["content"] == right
         assert len(question.options) == 4
 
 
-def test_questions_of_the_hub_are_read_by_one_process_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_row_that_ends_with_a_tool_call_is_not_asked(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Files of the Hub are deleted once they are read, which another process must not see."""
-    held = []
-    real = chat_eval.pinned_files
-
-    def pinned_files(source: str, folder: Path, *rest: str) -> Any:
-        for lock in folder.glob(".*lock*"):
-            with open(lock) as other, pytest.raises(BlockingIOError):
-                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            held.append(lock)
-        return real(source, folder, *rest)
-
-    monkeypatch.setattr(chat_eval, "pinned_files", pinned_files)
-    content = "".join(json.dumps(one) + "\n" for one in choices(8)).encode()
-    with hub(repositories={"lab/exam": Repository({"test.jsonl": content})}) as server:
-        for name, value in server.environment(tmp_path).items():
-            monkeypatch.setenv(name, value)
-        config = config_of(tmp_path / "x").replace(eval_data="lab/exam:test")
-        code = (
-            "import json, sys\nfrom finetune.chat_eval import read_questions\n"
-            "from settings import load_config\nprint(json.dumps(len(read_questions(load_config())[0])))"
-        )
-        settings = {"EVAL_DATA": config.eval_data, "DATA_DIR": config.data_dir}
-        for name, value in settings.items():
-            monkeypatch.setenv(name, value)
-        assert server.run(tmp_path, code)[0] == 8
-    assert not list((tmp_path / "data").rglob("*.jsonl"))
-    rows = write_rows(tmp_path / "x.jsonl", [row("Is it?", "Yes."), row("Why?", "I know.")])
-    assert len(read_questions(config_of(rows))[0]) == 2 and len(held) == 1
+    caplog.set_level("INFO")
+    function = {"name": "look_up", "arguments": {"word": "so"}}
+    call = {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}
+    asked = {"role": "user", "content": "Is it so?"}
+    rows = [row("Why?", "I know."), {"messages": [asked, call]}]
+    questions, facts = read_questions(config_of(write_rows(tmp_path / "q.jsonl", rows)))
+    assert len(questions) == 1 and facts["rows"] == 2
+    assert "1 rows end with a tool call and are not asked" in caplog.text
 
 
 def test_no_question_is_an_error(tmp_path: Path) -> None:

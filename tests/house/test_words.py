@@ -25,7 +25,6 @@ OLD_ROOMS = {
     "bench",
     "docker",
     "doctor",
-    "export",
     "finetune",
     "k8s",
     "monitor",

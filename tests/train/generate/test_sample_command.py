@@ -9,7 +9,9 @@ ASKED = ("RUN_NAME=a-run", "SAMPLE_TOKENS=6", "SAMPLE_TEMPERATURE=0", "DEVICE=cp
 
 
 def test_the_text_is_all_there_is_on_standard_output_and_the_run_is_left_as_it_was(run, tmp_path):  # noqa: F811
-    root = copy_repository(tmp_path / "copy", "record", "hardware", "train", "finetune", "export", "analysis")
+    root = copy_repository(
+        tmp_path / "copy", "record", "hardware", "train", "finetune", "export", "analysis"
+    )
     (root / "runs").mkdir()
     run.folder.rename(root / "runs" / "a-run")
     before = {path: path.stat().st_mtime_ns for path in (root / "runs").rglob("*")}
