@@ -1,6 +1,8 @@
 """GGUF=1: the file holds the export's weights, shape and tokenizer, read back by other code than wrote it."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from export import gguf_file
 from settings import SettingsError
 from settings.config import Config
 from tests.export.exported import LLAMA, QWEN, Run, make_run
+from tests.extra_packages import install_apart
 from tests.train.model.test_hf_import import logits
 from tests.train.model.test_model import recipe
 from train.data import tokenizer
@@ -179,3 +182,49 @@ def test_only_models_that_were_trained_here_are_written(change: dict[str, Any]) 
         return gguf_file.check_model(changed)
     with pytest.raises(SettingsError, match="MODEL was not trained here"):
         gguf_file.check_model(changed)
+
+
+LLAMA_CPP = """
+import json, sys
+import xllamacpp
+params = xllamacpp.CommonParams()
+params.model.path = sys.argv[1]
+params.n_ctx = 32
+params.n_parallel = 1
+server = xllamacpp.Server(params)
+request = json.loads(sys.argv[2])
+results = [server.handle_completions(request | {"ignore_eos": True})]
+for token in range(8):
+    results.append(server.handle_completions(request | {"logit_bias": [[token, 100.0]]}))
+print(json.dumps([result["choices"][0] for result in results]))
+"""
+
+
+@pytest.mark.parametrize("shape", [LLAMA, QWEN], ids=["llama", "qwen3"])
+def test_llama_cpp_writes_the_same_text_and_stops_at_the_same_tokens(
+    make: Make, shape: dict[str, Any]
+) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = install_apart(
+        "llama-cpp", ["xllamacpp==2026.10.11549"], lambda folder: ["--target", str(folder)]
+    )
+    made = make(**shape)
+    model = AutoModelForCausalLM.from_pretrained(made.export).eval()
+    stops = model.generation_config.eos_token_id
+    prompt = [model.config.bos_token_id, 100, 101]
+    ids = model.generate(torch.tensor([prompt]), max_new_tokens=9, do_sample=False, eos_token_id=-1)
+    request = {"prompt": prompt, "n_predict": 9, "temperature": 0, "top_k": 1}
+    done = subprocess.run(
+        [sys.executable, "-c", LLAMA_CPP, made.export / gguf_file.NAME, json.dumps(request)],
+        env={"PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    greedy, *biased = json.loads(done.stdout)
+    tokenizer = AutoTokenizer.from_pretrained(made.export)
+    assert greedy["text"] == tokenizer.decode(ids[0, len(prompt) :])
+    ends = [token for token, it in enumerate(biased) if it["finish_reason"] == "stop"]
+    assert ends == sorted(stops)
