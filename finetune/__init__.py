@@ -1,20 +1,18 @@
 """Fine-tuning: conversations, of which only the assistant's tokens are scored.
 
-    row_shapes.py    a row of any accepted shape -> messages with roles, or why it is none
-    reading.py       DATA, files here or on the hub -> conversations in order; what is dropped is counted and named
-    template.py      messages -> token ids and which of them are scored, by the model's own chat template
-    store.py         all of that once, as arrays on disk that are found again by what decides them
-    several.py       several sources as one DATA
-    subset.py        which conversations are held out, by a seeded hash
+    row_shapes.py    a row of any accepted shape -> a conversation, or the reason why it is none
+    conversations.py DATA, files here or on the Hub -> conversations in order; each drop is named
+    chat_template.py conversations -> token ids and which of them are scored; prompts and stop tokens
+    examples.py      all of that once, as arrays on disk; which conversations are held out
     packing.py       examples of any length -> windows of SEQ_LEN, a pure function of seed and epoch
     batches.py       what one process trains on in one step
-    preview.py       one example as text, with masked and scored parts made visible
+    preview.py       one example as text, with its scored parts marked
     origin.py        MODEL, a run of ours, a folder or a name on the hub, to a folder
     weights.py       safetensors -> transformers' own conversion -> each process's part of each weight
     adapter.py       LoRA by peft: which matrices, how they begin, what they are called in files
     hf_model.py      a model of transformers' with the loss inside forward, as the trainer takes it
-    prepare_data.py  conversations put together; as a command it prepares DATA for MODEL
-    loader.py        batches as the trainer's loop asks for them
+    prepare_data.py  DATA for MODEL, and a report; also a command
+    loader.py        what the trainer's loop asks of DATA
     perplexity.py    perplexity of held-out conversations, with one all-reduce
     lite.py          checkpoints of adapters alone, in peft's format
     tuning_job.py    a fine-tuning put together, as train/assemble.py does a pretraining

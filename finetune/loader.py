@@ -1,7 +1,7 @@
-"""What the trainer's loop takes of DATA: batches by global step, as tensors.
+"""What the trainer's loop asks of DATA: batches by global step, as tensors.
 
-It has no state of its own, so any step can be asked for at any time. What dropout leaves out, LORA_DROPOUT's or that of
-the model's own config.json, is drawn from the step and the process: a run that goes on draws what it would have drawn.
+It has no state of its own, so any step can be asked for at any time. Dropout, of LORA_DROPOUT or of
+the model's own config.json, is drawn from the step and the process, so a resumed run draws the same.
 """
 
 from collections.abc import Sequence
@@ -19,79 +19,76 @@ from train.data.mixture import Gap, key_of
 from train.distributed.world import World
 
 
-class Mixed(NamedTuple):
-    """Names of what is read, as a mixture has them."""
+class Mixture(NamedTuple):
+    """Names of what is read, as of train/data/mixture.py."""
 
     names: list[str]
 
 
 class Loader:
-    """Batches of the conversations to train on, each EPOCHS times; behind that, where samples were passed over, more
-    epochs."""
+    """Batches of the conversations to train on, EPOCHS times.
 
-    def __init__(self, c: Config, data: Data, world: World):
-        self.c, self.data, self.world = c, data, world
-        self.batches, self.endless = data.batches(world.size, c.epochs), data.batches(world.size)
-        self.micro_batch, self.mixture = self.batches.micro_batch, Mixed(["DATA"])
-        self.sources: list[Any] = []
+    Where samples were skipped, more epochs follow.
+    """
+
+    mixture = Mixture(["DATA"])
+    sources: Sequence[Any] = ()
+
+    def __init__(self, config: Config, data: Data, world: World):
+        self.config = config
+        self.data = data
+        self.world = world
+        self.batches = data.batches(world.size, config.epochs)
+        self.endless = data.batches(world.size)
+        self.micro_batch = self.batches.micro_batch
 
     def batch(self, step: int, gaps: Sequence[Gap] = ()) -> Batch:
-        """The batch of the step after `step` committed ones."""
-        made = self.step(step, gaps)
-        torch.manual_seed(
-            int(key_of(self.c.seed, "dropout", step * self.world.size + self.world.rank)) >> 1
-        )
-        return Batch(
-            [tensors(part, self.world.device) for part in made.micro_batches],
-            made.scored,
-            made.windows,
-            made.whole,
-        )
+        """Return the batch of the step after `step` committed ones."""
+        found = self.step(step, gaps)
+        number = step * self.world.size + self.world.rank
+        torch.manual_seed(int(key_of(self.config.seed, "dropout", number)) >> 1)
+        micro_batches = [tensors(part, self.world.device) for part in found.micro_batches]
+        return Batch(micro_batches, found.scored, found.windows, found.whole)
 
     def step(self, step: int, gaps: Sequence[Gap]) -> Step:
-        """As arrays."""
-        made = self.batches.step(step, self.world.rank, self.world.size, gaps)
-        return (
-            made if made.scored else self.endless.step(step, self.world.rank, self.world.size, gaps)
-        )
+        found = self.batches.step(step, self.world.rank, self.world.size, gaps)
+        if found.scored:
+            return found
+        return self.endless.step(step, self.world.rank, self.world.size, gaps)
 
     def blank(self) -> tuple[Tensor, ...]:
-        """A micro-batch of the shape that all have, in which nothing is scored."""
-        return tensors(
-            self.batches.arrays([np.empty(0, dtype=np.int64)] * self.micro_batch), self.world.device
-        )
+        """Return a micro-batch of the usual shape in which nothing is scored."""
+        windows = [np.empty(0, dtype=np.int64)] * self.micro_batch
+        return tensors(self.batches.arrays(windows), self.world.device)
 
     def names(self, samples: Sequence[int]) -> list[str]:
-        """What to call samples in a message: where the first conversation of each stands."""
-        found = []
+        """Return what messages call samples: FILE:LINE of the first conversation of each."""
+        names = []
         for sample in samples:
             window = self.endless.window(sample)
-            place = (
-                self.data.examples.place(int(self.data.train[window[0]])) if len(window) else "none"
-            )
-            found.append(f"{place}" + (f" and {len(window) - 1} more" if len(window) > 1 else ""))
-        return found
+            name = "none"
+            if len(window):
+                name = self.data.examples.place(int(self.data.train[window[0]]))
+            if len(window) > 1:
+                name += f" and {len(window) - 1} more"
+            names.append(name)
+        return names
 
     def shares(self, step: int, gaps: Sequence[Gap]) -> dict[str, dict[str, float]]:
-        """DATA -> positions that the model has seen, and how often it has seen each conversation."""
-        windows = step * self.c.batch_windows
-        return {
-            "DATA": {
-                "tokens": windows * self.c.seq_len,
-                "share": 1.0,
-                "epochs": windows / max(1, self.batches.packing.windows),
-            }
-        }
+        """Return the tokens that the model has seen, and how often it has seen each conversation."""
+        windows = step * self.config.batch_windows
+        epochs = windows / max(1, self.batches.packing.windows)
+        return {"DATA": {"tokens": windows * self.config.seq_len, "share": 1.0, "epochs": epochs}}
 
     def missing(self, step: int, gaps: Sequence[Gap]) -> str:
         """Nothing is waited for."""
         return ""
 
     def opened(self, step: int, gaps: Sequence[Gap]) -> dict[str, Any]:
-        """The fingerprint says all."""
+        """The fingerprint says everything."""
         return {}
 
 
 def tensors(part: MicroBatch, device: torch.device) -> tuple[Tensor, ...]:
-    """What the model's forward takes, on the device."""
+    """Return what the model's forward takes, on the device."""
     return tuple(to_device(values, device) for values in part)

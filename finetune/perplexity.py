@@ -4,6 +4,7 @@ The processes share a fixed set of windows (train/evaluate/scoring.py).
 """
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -12,7 +13,6 @@ from torch import Tensor, nn
 
 from finetune.loader import tensors
 from finetune.prepare_data import Data
-from finetune.subset import perplexity
 from settings.config import Config
 from train.distributed.world import World
 from train.evaluate.scoring import add_up
@@ -86,3 +86,13 @@ class Evaluator:
             batch = self.batches.step(step, self.world.rank, self.world.size)
             (part,) = batch.micro_batches
             yield part
+
+
+def perplexity(nats: float, scored: int) -> float:
+    """exp of the mean loss of the scored tokens; inf where that is beyond any number. Raises ValueError for none."""
+    if scored < 1:
+        raise ValueError("no token was scored")
+    try:
+        return math.exp(nats / scored)
+    except OverflowError:
+        return math.inf

@@ -1,9 +1,9 @@
-"""DATA for MODEL: examples to train on, a fixed subset to evaluate with, and what is to be said of both.
+"""DATA for MODEL: examples to train on, those to evaluate with, and a report on both.
 
-`python -m finetune.prepare_data` prepares DATA (MODEL, SEQ_LEN), says what became of its rows, and shows one example. With
-`before-training` behind it, as train/start_node.py has it, it leaves both to the training, whose log they belong to.
+`python -m finetune.prepare_data` prepares DATA (MODEL, SEQ_LEN), prints what became of its rows, and
+shows one example. With `before-training`, as train/start_node.py calls it, the training prints these.
 
-Exit codes: 0; 64 a setting is bad; 78 data or tokenizer are bad; 130 stopped by Ctrl-C.
+Exit codes: 0; 64 a bad setting; 78 bad data, model or tokenizer; 130 stopped by Ctrl-C.
 """
 
 import dataclasses
@@ -15,17 +15,18 @@ from pathlib import Path
 
 import numpy as np
 
-from finetune import exercises, hf_model, origin, subset, template, tuning_settings
+from finetune import exercises, hf_model, origin, tuning_settings
 from finetune.batches import Batches
+from finetune.chat_template import ChatTemplate
+from finetune.examples import Examples, Split, choose_examples, examples_of, split
 from finetune.preview import preview
-from finetune.several import examples_of
-from finetune.store import Examples
-from finetune.template import Template
-from record import number_formats
+from record.number_formats import count
+from record.run_paths import RunPaths, list_checkpoints, name_checkpoint
 from settings import ROOT, SettingsError, explain_error, tuning_rules
 from settings.config import Config
 from settings.resolve import set_target, take_words
 from settings.terminal import complain
+from train.checkpoint.manifest import CheckpointError, load_manifest
 from train.data.data_paths import data_dir
 from train.data.sources.source import CorpusError
 from train.data.tokenizer import TokenizerError
@@ -34,128 +35,148 @@ from train.model.hf_import import ForeignError
 
 BAD_SETTING, BAD_DATA, STOPPED = 64, 78, 130
 BEFORE_TRAINING = "before-training"
-log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """What a run trains on and is evaluated with: indices into the examples of DATA, and into those of `evaluation`,
-    which are the same or EVAL_DATA's. lines: what is to be said of it."""
+    """What a run trains on and is evaluated with.
 
-    c: Config
-    made_for: Template
+    Attributes:
+        examples: of DATA.
+        train: (n,) int64, numbers of the examples to train on.
+        evaluation: `examples`, or those of EVAL_DATA.
+        held_out: (m,) int64, numbers of those to evaluate with.
+        lines: what became of the rows, and what is trained on and evaluated with.
+    """
+
+    config: Config
+    template: ChatTemplate
     examples: Examples
     train: np.ndarray
     evaluation: Examples
     held_out: np.ndarray
-    lines: tuple[str, ...]
+    lines: list[str]
 
     def batches(self, ranks: int, epochs: int | None = None) -> Batches:
-        """Steps of training: BATCH_TOKENS of positions each, MICRO_BATCH_SIZE windows at once."""
+        """Return the steps of training: BATCH_TOKENS each, MICRO_BATCH_SIZE windows at once."""
+        config = self.config
         return Batches(
             self.examples,
             self.train,
-            self.c.seq_len,
-            self.c.batch_windows,
-            self.c.micro_batch(ranks),
-            self.c.seed,
+            config.seq_len,
+            config.batch_windows,
+            config.micro_batch(ranks),
+            config.seed,
             epochs,
         )
 
     def evaluation_batches(self, ranks: int) -> Batches:
-        """Steps of evaluation: a micro-batch of each rank, always the same; after the last one all are blank."""
-        size = self.c.micro_batch(ranks)
+        """Return the steps of an evaluation: a micro-batch of each rank, always the same."""
+        config = self.config
+        size = config.micro_batch(ranks)
         return Batches(
             self.evaluation,
             self.held_out,
-            self.c.seq_len,
+            config.seq_len,
             size * ranks,
             size,
-            self.c.seed,
+            config.seed,
             epochs=1,
             shuffled=False,
         )
 
-    def preview(self, colour: bool) -> str:
-        """The first example that is trained on."""
-        batches = self.batches(1)
-        window = batches.window(0)
-        shown = batches.arrays([window])
-        part = slice(int(shown.bounds[0]), int(shown.bounds[1]))
-        return preview(
-            shown.tokens[0, part],
-            shown.targets[0, part],
-            self.made_for.decode,
-            self.examples.place(int(self.train[window[0]])),
-            colour,
-        )
+    def preview(self, color: bool) -> str:
+        """Return the first example that is trained on, as text."""
+        number = int(self.train[self.batches(1).window(0)[0]])
+        ids, scored = self.examples.example(number)
+        return preview(ids, scored, self.template.decode, self.examples.place(number), color)
 
 
-def prepared(c: Config, folder: Path) -> Data:
-    """DATA for the model of a folder. Raises SettingsError, CorpusError, TokenizerError."""
+def prepared(config: Config, folder: Path) -> Data:
+    """Return DATA for the model of a folder. Raises SettingsError, CorpusError, TokenizerError."""
     length = hf_model.longest(folder)
-    if length and c.seq_len > length:
+    if length and config.seq_len > length:
         raise SettingsError(
             [
-                f"SEQ_LEN={c.seq_len}: MODEL={c.model} was made for {length} tokens "
-                f"(max_position_embeddings); set SEQ_LEN={length} or less"
+                f"SEQ_LEN={config.seq_len}: MODEL={config.model} was made for {length} tokens "
+                f"(max_position_embeddings). Set SEQ_LEN={length} or less."
             ]
         )
-    return prepare(c, template.find(folder, c.model))
+    return prepare(config, ChatTemplate(folder, config.stop_token, config.model))
 
 
-def prepare(c: Config, made_for: Template) -> Data:
-    """Make or find the examples of DATA, and of EVAL_DATA where it is set. Raises SettingsError, CorpusError."""
-    if not c.data:
+def prepare(config: Config, template: ChatTemplate) -> Data:
+    """Tokenize DATA, and EVAL_DATA if it is set, or find them. Raises SettingsError, CorpusError."""
+    if not config.data:
         raise SettingsError(
             [
-                "DATA is not set; give conversations to train on, for example DATA=chats.jsonl; "
-                "docs/finetune.md lists what is read"
+                "DATA is not set. Give conversations to train on, for example DATA=chats.jsonl; "
+                "docs/finetune.md lists what is read."
             ]
         )
-    folder = data_dir(c) / "finetune"
-    examples = evaluation = examples_of(c.data, made_for, c.seq_len, folder, c.hf_token)
-    lines = [*made_for.remarks, *(f"DATA: {line}" for line in examples.report)]
-    hashes = examples.index["hash"]
-    if c.eval_data:
-        sources = exercises.data_of(c, "EVAL_DATA")
-        evaluation = examples_of(sources, made_for, c.seq_len, folder, c.hf_token, "EVAL_DATA")
-        lines += [f"EVAL_DATA: {line}" for line in evaluation.report]
-        wanted = tuning_rules.HELD_OUT_CONVERSATIONS
-        held_out = subset.chosen(evaluation.index["hash"], c.seed, wanted)
-        parts = subset.split(hashes, c.seed, 0, beside=evaluation.index["hash"])
+
+    lines = list(template.remarks)
+
+    def read(data: str, setting: str, stored_key: str = "") -> Examples:
+        folder = data_dir(config) / "finetune"
+        examples = examples_of(
+            data, template, config.seq_len, folder, config.hf_token, setting, stored_key
+        )
+        lines.extend(f"{setting}: {line}" for line in examples.report)
+        return examples
+
+    wanted = tuning_rules.HELD_OUT_CONVERSATIONS
+    examples = evaluation = read(config.data, "DATA", find_stored_key(config))
+    if config.eval_data:
+        evaluation = read(exercises.data_of(config, "EVAL_DATA"), "EVAL_DATA")
+        parts = split(examples, config.seed, 0, beside=evaluation)
+        parts = parts._replace(held_out=choose_examples(evaluation.index, config.seed, wanted))
     else:
-        parts = subset.split(hashes, c.seed, tuning_rules.HELD_OUT_CONVERSATIONS)
-        held_out = parts.held_out
+        parts = split(examples, config.seed, wanted)
     if not len(parts.train):
         raise CorpusError(
-            f"DATA={c.data}: no conversation is left to train on, since all of it is in EVAL_DATA="
-            f"{c.eval_data} as well; take other data"
+            f"DATA={config.data}: no conversation is left to train on, since all of it is in "
+            f"EVAL_DATA={config.eval_data} as well. Give other data."
         )
-    data = Data(c, made_for, examples, parts.train, evaluation, held_out, ())
-    return dataclasses.replace(data, lines=(*lines, *summary(data, parts)))
+    data = Data(config, template, examples, parts.train, evaluation, parts.held_out, lines)
+    lines += describe(data, parts)
+    return data
 
 
-def summary(data: Data, parts: subset.Split) -> list[str]:
-    """What is trained on and evaluated with, in numbers."""
-    c, batches, index = data.c, data.batches(1), data.examples.index
-    same = len(index) - len(np.unique(index["hash"]))
+def find_stored_key(config: Config) -> str:
+    """Return how the key of the examples begins that the run was trained on so far, "" for none."""
+    checkpoints = RunPaths.of_node(config, ROOT).checkpoints
+    steps = list_checkpoints(checkpoints)
+    if not steps:
+        return ""
+    try:
+        manifest = load_manifest(checkpoints / name_checkpoint(steps[-1]))
+    except CheckpointError:  # resuming reports it
+        return ""
+    return str(manifest["data"]["fingerprint"]).partition("-")[0]
+
+
+def describe(data: Data, parts: Split) -> list[str]:
+    """Return what is trained on and evaluated with, as lines."""
+    config = data.config
+    batches = data.batches(1)
+    packing = batches.packing
     lines = [
-        f"training: {len(data.train):,} examples, {number_formats.count(batches.scored.sum())} of "
-        f"{number_formats.count(batches.packing.positions.sum())} tokens scored; an epoch is {batches.packing.windows:,} windows "
-        f"of {c.seq_len} tokens, {batches.filled:.1%} full, or {batches.packing.windows / c.batch_windows:,.1f} "
-        "steps"
+        f"training: {len(data.train):,} examples, {count(batches.scored.sum())} of "
+        f"{count(packing.positions.sum())} tokens scored; an epoch is {packing.windows:,} windows of "
+        f"{config.seq_len} tokens, {batches.filled:.1%} full, or "
+        f"{packing.windows / config.batch_windows:,.1f} steps"
     ]
-    if same:
+    source = "EVAL_DATA" if config.eval_data else "DATA"
+    held_out = data.evaluation.index[data.held_out]
+    if len(held_out):
+        conversations = len(np.unique(held_out["hash"]))
+        tokens = int(held_out["scored"].sum())
         lines.append(
-            f"{same:,} examples say the same as another one, and are trained on as often as they are there"
+            f"evaluation: {conversations:,} conversations of {source}, {tokens:,} scored tokens"
         )
-    scored = int(data.evaluation.index["scored"][data.held_out].sum())
-    evaluation = "none, because DATA has fewer than 10 different conversations"
-    if len(data.held_out):
-        origin = "EVAL_DATA" if c.eval_data else "DATA"
-        evaluation = f"{len(data.held_out):,} conversations of {origin}, {scored:,} scored tokens"
-    lines.append(f"evaluation: {evaluation}")
+    else:
+        lines.append("evaluation: none, because DATA has fewer than 10 different conversations")
     if parts.copies:
         lines.append(f"{parts.copies:,} copies of what is evaluated with are left out of training")
     return lines
@@ -180,14 +201,14 @@ def main(argv: Sequence[str] = ()) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     try:
         take_words(argv, (BEFORE_TRAINING,))
-        c = tuning_settings.load_settings()
-        was_here, folder = origin.is_here(c), origin.bring(c)
+        config = tuning_settings.load_settings()
+        was_here, folder = origin.is_here(config), origin.bring(config)
         if BEFORE_TRAINING in argv and not was_here:
             code, why = planned()
             if code:
                 report_exit(code, why=why)
                 return code
-        data = prepared(c, folder)
+        data = prepared(config, folder)
         if BEFORE_TRAINING not in argv:
             sys.stdout.write("\n".join([*data.lines, "", data.preview(sys.stdout.isatty())]) + "\n")
     except (SettingsError, CorpusError, TokenizerError, ForeignError) as error:

@@ -1,10 +1,10 @@
-"""One example as text, as the model is trained on it, with masked and scored parts made visible.
+"""One example as text, as the model is trained on it, with its scored parts marked.
 
     on a terminal   masked parts are dim, scored ones bold and green
-    in plain text   [[[scored parts stand between these]]]
+    in plain text   [[[scored parts are between these]]]
 
-Characters that would move a terminal's cursor or change its colours are shown as their escapes. A part that is longer
-than LONGEST characters is shown by its beginning and its end.
+Characters that would move a terminal's cursor or change its colors are shown as escapes. A part of
+more than LONGEST characters is shown by its beginning and its end.
 """
 
 import itertools
@@ -14,59 +14,56 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from record import number_formats
-from train.model.loss import IGNORED
 
 LONGEST = 1200
-DIM, SCORED, PLAIN = "\x1b[2m", "\x1b[1;32m", "\x1b[0m"
+DIM = "\x1b[2m"
+SCORED = "\x1b[1;32m"
+PLAIN = "\x1b[0m"
 OPEN, CLOSE = "[[[", "]]]"
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 def preview(
-    tokens: np.ndarray,
-    targets: np.ndarray,
+    ids: np.ndarray,
+    scored: np.ndarray,
     decode: Callable[[Sequence[int]], str],
     place: str,
-    colour: bool = False,
+    color: bool = False,
 ) -> str:
-    """The text of an example, under a line that says what it is.
+    """Return the text of an example, under a line that says what it is.
 
-    tokens, targets (n,) int64 as in a window; the last target is scored, since examples end there. decode: ids to
-    text; place: where the example comes from.
+    Args:
+        ids, scored: (n,) of the example.
+        place: where it comes from.
     """
-    ids, scored = np.append(tokens, targets[-1]), np.append(False, targets != IGNORED)
-    marks = (
-        "masked parts dim, scored ones bold" if colour else f"scored parts stand in {OPEN} {CLOSE}"
-    )
-    token_count = number_formats.count(len(ids))
-    scored_count = number_formats.count(scored.sum())
-    head = f"one example, {place}: {token_count} tokens, {scored_count} of them scored ({marks})"
-    parts = []
-    for begin, end, is_scored in runs(scored):
-        text = shortened(
-            CONTROL.sub(lambda found: repr(found[0])[1:-1], text_of(ids, begin, end, decode))
-        )
-        if colour:
-            parts.append(f"{SCORED if is_scored else DIM}{text}{PLAIN}")
-        else:
-            parts.append(f"{OPEN}{text}{CLOSE}" if is_scored else text)
-    return f"{head}\n{''.join(parts)}"
+    marks = "masked parts dim, scored ones bold" if color else f"scored parts are in {OPEN} {CLOSE}"
+    tokens = number_formats.count(len(ids))
+    lines = f"one example, {place}: {tokens} tokens, {scored.sum()} of them scored ({marks})\n"
+    borders = [0, *(np.flatnonzero(scored[1:] != scored[:-1]) + 1).tolist(), len(ids)]
+    for begin, end in itertools.pairwise(borders):
+        text = text_between(ids.tolist(), begin, end, decode)
+        text = shorten(CONTROL.sub(lambda match: repr(match[0])[1:-1], text))
+        if color:
+            text = f"{SCORED if scored[begin] else DIM}{text}{PLAIN}"
+        elif scored[begin]:
+            text = f"{OPEN}{text}{CLOSE}"
+        lines += text
+    return lines
 
 
-def runs(scored: np.ndarray) -> list[tuple[int, int, bool]]:
-    """(begin, end, whether it is scored) of each run of equal marks."""
-    borders = [0, *(np.flatnonzero(scored[1:] != scored[:-1]) + 1).tolist(), len(scored)]
-    return [(begin, end, bool(scored[begin])) for begin, end in itertools.pairwise(borders)]
+def text_between(
+    ids: list[int], begin: int, end: int, decode: Callable[[Sequence[int]], str]
+) -> str:
+    """Return a part's text with blanks at its start, which some tokenizers leave out there."""
+    before = decode(ids[:begin])
+    text = decode(ids[:end])
+    if text.startswith(before):
+        return text[len(before) :]
+    return decode(ids[begin:end])
 
 
-def text_of(ids: np.ndarray, begin: int, end: int, decode: Callable[[Sequence[int]], str]) -> str:
-    """The text of a run, blanks at its start included: some tokenizers leave them out where a text begins."""
-    whole, before = decode(ids[:end].tolist()), decode(ids[:begin].tolist())
-    return whole[len(before) :] if whole.startswith(before) else decode(ids[begin:end].tolist())
-
-
-def shortened(text: str) -> str:
-    if len(text) <= LONGEST:
+def shorten(text: str) -> str:
+    left_out = len(text) - LONGEST
+    if left_out <= 0:
         return text
-    left = len(text) - LONGEST
-    return f"{text[: LONGEST // 2]} ... ({left:,} characters) ... {text[-LONGEST // 2 :]}"
+    return f"{text[: LONGEST // 2]} ... ({left_out:,} characters) ... {text[-LONGEST // 2 :]}"

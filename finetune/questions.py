@@ -4,29 +4,21 @@
     any other row          the answer is to be written
 
 A question is asked as `make chat` asks: the messages up to the last answer, written up to where a reply begins.
-Which are asked is decided by a seeded hash of what is said, as of held-out conversations (subset.py).
+Which are asked is decided by a seeded hash of what is said, as of held-out conversations (examples.py).
 """
 
 import dataclasses
-import hashlib
-import json
-import logging
 from array import array
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 
-from finetune import exercises, reading, several, subset
-from finetune.reading import Tally, conversations, pinned_files
-from finetune.store import hash_of
-from finetune.template import digest
-from record.durable import write_whole
+from finetune import exercises
+from finetune.conversations import read_all
+from finetune.examples import choose, hash_of
+from finetune.row_shapes import Conversation
 from settings.config import Config
-from settings.resolve import show_path
 from train.data.data_paths import data_dir
-from train.data.prepare import one_at_a_time
-from train.data.sources.pin import Pinned
 from train.data.sources.source import CorpusError
 from train.data.tokenizer import Vocabulary
 from train.evaluate.core.prompts import Choice, Question
@@ -34,8 +26,6 @@ from train.generate import chat_format
 from train.generate.chat_format import Message
 
 SETTING = "EVAL_DATA"
-RULES = 1  # changes when the same rows give other questions
-log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,66 +61,20 @@ def sheet_of(c: Config) -> Sheet:
             f"{SETTING} is not set; give questions with answers that the model was not trained on, for "
             f"example {SETTING}=held_out.jsonl"
         )
-    found, report = list[Asked](), list[str]()
     folder = data_dir(c) / "finetune"
-    with one_at_a_time(
-        folder
-    ):  # of several processes that ask: files of the hub are deleted once they are read
-        for source, _ in several.sources_in(exercises.data_of(c, SETTING), SETTING):
-            rows, said = read(source, folder, c)
-            found += rows
-            report += said
-    hashes = np.array(
-        [hash_of([*one.messages, Message("assistant", one.answer)]) for one in found],
-        dtype=np.uint64,
+    rows, report = read_all(exercises.data_of(c, SETTING), folder, c.hf_token, SETTING)
+    hashes = np.array([hash_of(row.conversation) for row in rows], dtype=np.uint64)
+    drawn = choose(hashes, c.seed, c.eval_examples or None)
+    return Sheet(
+        [asked(rows[i].conversation, rows[i].place) for i in drawn.tolist()], len(rows), report
     )
-    drawn = subset.chosen(hashes, c.seed, c.eval_examples or None)
-    return Sheet([found[i] for i in drawn.tolist()], len(found), report)
 
 
-def read(source: str, folder: Path, c: Config) -> tuple[list[Asked], list[str]]:
-    """The questions of one source, and what became of its rows. Those of the hub are kept in folder/questions, so that
-    a stage of a pipeline asks nothing of it hours later. Raises CorpusError, OSError."""
-    pinned, files = pinned_files(source, folder, c.hf_token, SETTING)
-    kept, of_hub = folder / "questions" / f"{key_of(pinned)}.json", pinned.source.kind == "hub"
-    if of_hub and (held := opened(kept)):
-        return held
-    tally = Tally()
-    found = [asked(row.conversation, row.place) for row in conversations(pinned, files, tally)]
-    reading.check_dropped(pinned, tally, reading.SENTENCES)
-    report = tally.report(reading.SENTENCES)
-    if of_hub:
-        content = json.dumps([[dataclasses.astuple(one) for one in found], report]).encode()
-        write_whole(kept, hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
-    return found, report
-
-
-def key_of(pinned: Pinned) -> str:
-    """16 hex digits of what decides the questions."""
-    return digest(RULES, [(file.name, file.bytes, file.digest) for file in pinned.files])[:16]
-
-
-def opened(path: Path) -> tuple[list[Asked], list[str]] | None:
-    """What is kept, verified by its hash; None where it is not there, or not that."""
-    try:
-        wanted, content = path.read_bytes().split(b"\n", 1)
-        if hashlib.sha256(content).hexdigest().encode() != wanted:
-            raise ValueError("another hash")
-        rows, report = json.loads(content)
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        log.warning("%s: damaged (%s); it is made again", show_path(path), error)
-        return None
-    return [
-        Asked([Message(*one) for one in messages], answer, tuple(options), place)
-        for messages, answer, options, place in rows
-    ], report
-
-
-def asked(conversation: reading.Conversation, place: str) -> Asked:
+def asked(conversation: Conversation, place: str) -> Asked:
     """The last answer of a conversation is what is asked for."""
-    *before, last = conversation.messages
+    *before, last = [
+        Message(message["role"], message["content"]) for message in conversation.messages
+    ]
     return Asked(before, last.text, conversation.options, place)
 
 

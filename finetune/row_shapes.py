@@ -1,98 +1,142 @@
-"""A row to a conversation: the shapes that data sets come in, and what is no conversation.
+"""A row of a data set to a conversation, or the reason why it is none.
 
-    messages                    [{"role": "user", "content": "Hi"}, ...]; role and content may be called from and value
-    conversations               the same, as ShareGPT has it: [{"from": "human", "value": "Hi"}, ...]
-    prompt, completion          two texts, or two lists of messages of which the first comes first
-    prompt, response            two texts
-    question, options, answer   multiple choice: the options go behind the question, by letter; the letter is answered
-    question, answer            two texts
-    instruction, output         two texts; an `input` that is there goes behind the instruction, a blank line between
+A conversation is an optional system message, then user and assistant in turn. A reply may call tools,
+whose results follow it. docs/finetune.md lists the columns that are read (SHAPES).
 
-The first that a row has all columns of is taken. A `system` column that holds text becomes the system message.
-
-A conversation is an optional system message, then user and assistant in turn, beginning with the user. What else is in
-a row is dropped for one of REASONS; what is mended, because nothing scored is lost by it, is noted for one of NOTES.
-Keys that say what is learned from a message or row (LEARNED) are followed, and those that say what else belongs to an
-answer (TOOLS, THOUGHTS) are reasons to drop it: without them another answer would be learned.
+What changes what is learned is followed, or the row is dropped with the reason (REASONS). What can be
+repaired without another reply being learned is repaired and noted (NOTES).
 """
 
 import dataclasses
+import itertools
+import json
 import string
+from collections.abc import Iterable
 from typing import Any
 
 from train.data.sources.formats import Bad
 from train.data.sources.rows import half_pair
-from train.generate.chat_format import ROLES, Message
 
+Message = dict[str, Any]  # role, content; where given reasoning_content, tool_calls and others
+Row = dict[str, Any]
+
+LISTS = ("messages", "conversations", "conversation")
+OPTIONS = ("options", "choices")
+ANSWERS = ("answer", "answerKey")
+ASKED = ("prompt", "question", "instruction", "query")
+ANSWERED = ("completion", "response", "answer", "output")
+# The first of these of which a row has all columns is taken.
 SHAPES = {
-    "messages": ("messages",),
-    "conversations": ("conversations",),
+    **{name: (name,) for name in LISTS},
     "prompt/completion": ("prompt", "completion"),
     "prompt/response": ("prompt", "response"),
-    "question/options/answer": ("question", "options", "answer"),
+    **{
+        "/".join(columns): columns for columns in itertools.product(("question",), OPTIONS, ANSWERS)
+    },
     "question/answer": ("question", "answer"),
     "instruction/output": ("instruction", "output"),
+    **{"/".join(columns): columns for columns in itertools.product(ASKED, ANSWERED)},
+    "input/output": ("input", "output"),
 }
-BESIDE = {
-    "question/options/answer": ("answer_idx",),
-    "instruction/output": ("input",),
-}  # read where they are there
-SYSTEM = "system"
-LEARNED = ("weight", "train", "training", "trainable", "loss")  # 0 or false: not learned from
-TOOLS = ("tool_calls", "function_call", "tools", "functions")
-THOUGHTS = ("reasoning_content", "reasoning", "thinking")
-OF_MESSAGES = (*LEARNED, *TOOLS, *THOUGHTS)
-OF_ROWS = ("weight", "train", "tools", "functions", "reasoning_content", "thinking")
-COLUMNS = tuple(
-    dict.fromkeys(
-        [column for columns in (*SHAPES.values(), *BESIDE.values()) for column in columns]
-        + [SYSTEM, *OF_ROWS]
-    )
+ACCEPTED = (
+    "messages, conversations, a question (prompt, question, instruction or query) with an answer "
+    "(completion, response, answer or output), or question + choices + answer"
 )
-THEIR_ROLES = {
+SYSTEM = ("system", "system_prompt")
+ADDED = ("input", "context")  # follows the question
+INDEX = ("answer_idx", "answer_index")
+WEIGHTS = (
+    "weight",
+    "train",
+    "training",
+    "trainable",
+    "loss",
+)  # of a message; 0 or false: not learned
+ROW_WEIGHTS = ("weight", "train")
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+TOOLS = ("tools", "functions")
+PREFERENCE = ("chosen", "rejected", "label")
+MEDIA = ("image", "images", "audio", "audios", "video", "videos")
+READ = (*SYSTEM, *ADDED, "history", *INDEX, *ROW_WEIGHTS, *THOUGHTS, *TOOLS, *PREFERENCE, *MEDIA)
+COLUMNS = tuple(dict.fromkeys([*itertools.chain(*SHAPES.values()), *READ]))
+
+ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
     "human": "user",
+    "prompter": "user",
+    "assistant": "assistant",
     "gpt": "assistant",
     "chatgpt": "assistant",
     "bot": "assistant",
     "model": "assistant",
+    "ai": "assistant",
+    "function_call": "assistant",
+    "tool": "tool",
+    "function": "tool",
+    "observation": "tool",
 }
-LETTERS = string.ascii_uppercase
+ROLE_KEYS = ("role", "from")
+TEXT_KEYS = ("content", "value", "text")
+CALLS = ("tool_calls", "function_call")
+OF_RESULTS = ("name", "tool_call_id")
+TEXT_PARTS = ("text", "input_text", "output_text")
+UNLEARNED = "unlearned"  # key of a reply that is not scored, while its row is read
+LABELS = string.ascii_uppercase
 
 REASONS = {
-    "shape": "the row has none of the accepted shapes",
-    "type": "a column or a message holds something else than it should",
-    "role": f"a message has another role than {', '.join(ROLES)}",
-    "order": "roles out of order: a system message that is not the first, or user and assistant not in turn",
-    "empty": "a message without text",
-    "no assistant": "no message of the assistant",
-    "tools": "tools are called or described, which are not learned",
-    "thoughts": "thoughts beside an answer, which are not learned: write them into the answer's text, or remove them",
-    "weight": "a weight other than 0 and 1",
-    "unlearned": "the row is not to be learned from",
-    "options": "the answer is none of the options, or several",
-    "nul": "NUL characters in a text",
-    "surrogate": "half a surrogate pair in a text",
+    "shape": f"columns that are not those of a conversation. Rename them; accepted are {ACCEPTED}",
+    "type": "a value of another type than is read. Write messages as a list of objects with role and "
+    "content, and content as text",
+    "role": "a role that is not known. Use system, user, assistant or tool",
+    "order": "messages out of order. Put the system message first, then user and assistant in turn, "
+    "and results of tools after the reply that calls them",
+    "empty": "a message without text. Fill it in, or remove the message or the row",
+    "no assistant": "no reply of the assistant. Add one, or remove the row",
+    "tools": "tools or calls that cannot be read. Write tools as a list of functions, and tool_calls "
+    "as a list of calls with name and arguments, both also as JSON in a string",
+    "thoughts": "thoughts of the row, which has several replies. Move them into the message that they "
+    "precede, as reasoning_content",
+    "weight": "a weight other than 0 and 1. Use 1 for what is learned and 0 for what is not",
+    "unlearned": "nothing to learn, since every weight is 0. Remove the row",
+    "preference": "preferences (DPO or KTO), which are not learned here. Keep the good replies as "
+    "completion, and remove the other rows and the columns chosen, rejected and label",
+    "media": "images, audio or files, which are not read here. Remove such rows",
+    "options": "an answer that is none of the options, or several. Give its letter, its text or its "
+    "number counted from 0",
+    "nul": "NUL characters in a text. Remove them",
+    "surrogate": "half a surrogate pair in a text. Save the text again as UTF-8",
 }
 NOTES = {
     "empty system": "empty system messages left out",
-    "unanswered": "last questions without an answer cut off",
+    "unanswered": "last messages without a reply left out",
+    "leading": "replies before the first question left out",
+    "joined": "messages joined with the one before them, which has the same role",
 }
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Conversation:
-    """Messages that keep the rules above. notes: keys of NOTES; unread: columns and keys of messages that were not
-    looked at; options: the answers that a multiple choice is among, as the assistant would write them."""
+    """A conversation as chat templates take it.
+
+    Attributes:
+        messages: role and content each; where given reasoning_content, tool_calls and others.
+        tools: the functions that a reply may call.
+        unlearned: indexes of replies that are not scored.
+        shape: a key of SHAPES.
+        notes: keys of NOTES.
+        unread: columns, and keys of messages, that nothing here uses.
+        options: the replies that a multiple choice is among.
+    """
 
     messages: list[Message]
-    shape: str
+    tools: list[dict[str, Any]] | None = None
+    unlearned: frozenset[int] = frozenset()
+    shape: str = ""
     notes: tuple[str, ...] = ()
     unread: frozenset[str] = frozenset()
     options: tuple[str, ...] = ()
-
-
-class Unlearned(Message):
-    """A message of the assistant that is not learned from: it is read, and not scored."""
 
 
 class Unfit(Exception):
@@ -103,208 +147,331 @@ class Unfit(Exception):
         self.bad = Bad(reason, what)
 
 
-def conversation_of(row: dict[str, Any]) -> Conversation | Bad:
-    """The conversation in a row, or what is wrong with it."""
-    shape = shape_of(row)
-    if not shape:
-        has = ", ".join(map(str, list(row)[:10])) or "no column"
-        return Bad(
-            "shape",
-            f"it has {has}; accepted are " + "; ".join(" + ".join(s) for s in SHAPES.values()),
-        )
-    unread = {str(name) for name in row} - {
-        *SHAPES[shape],
-        *BESIDE.get(shape, ()),
-        SYSTEM,
-        *OF_ROWS,
-    }
+@dataclasses.dataclass
+class Draft:
+    """What was read of a row so far. used: its columns that something here follows."""
+
+    used: set[str]
+    messages: list[Message] = dataclasses.field(default_factory=list)
+    unread: set[str] = dataclasses.field(default_factory=set)
+    options: tuple[str, ...] = ()
+
+
+def conversation_of(row: Row) -> Conversation | Bad:
+    """Return the conversation in a row, or what is wrong with it."""
     try:
-        if not is_learned(row, "the row", OF_ROWS):
-            raise Unfit("unlearned", "its weight is 0")
-        messages = MAKERS.get(shape, pair)(row, shape, unread)
-        if (system := row.get(SYSTEM)) is not None:
-            if messages[:1] and messages[0].role == "system":
-                raise Unfit("order", "a system column, and a system message as well")
-            messages.insert(0, Message("system", text_of(system, "column 'system'")))
-        messages, notes = checked(messages)
+        return read_row(row)
     except Unfit as unfit:
         return unfit.bad
-    options = tuple(lines_of(lettered(row["options"]))) if MAKERS.get(shape) is choice else ()
-    return Conversation(messages, shape, notes, frozenset(unread), options)
 
 
-def shape_of(row: dict[str, Any]) -> str:
-    """The first shape of which the row has all columns, none of them null; "" where there is none."""
-    return next(
-        (
-            shape
-            for shape, columns in SHAPES.items()
-            if all(row.get(name) is not None for name in columns)
-        ),
-        "",
+def read_row(row: Row) -> Conversation:
+    """Return the conversation in a row. Raises Unfit."""
+    shape = find_shape(row)
+    check_kind(row, shape)
+    if not is_learned(row, "the row", ROW_WEIGHTS):
+        raise Unfit("unlearned", "its weight is 0")
+    draft = Draft({*SHAPES[shape], *SYSTEM, *ROW_WEIGHTS, *TOOLS, *THOUGHTS, *PREFERENCE})
+    if shape in LISTS:
+        draft.messages = read_messages(row[shape], f"column {shape!r}", draft)
+    elif {*SHAPES[shape]} & {*OPTIONS}:
+        read_choice(row, shape, draft)
+    else:
+        read_pair(row, shape, draft)
+    add_system(row, draft)
+    add_thoughts(row, draft)
+    tools = read_tools(row)
+    messages, notes = put_in_order(draft.messages)
+    unlearned = [number for number, message in enumerate(messages) if message.pop(UNLEARNED, False)]
+    replies = sum(message["role"] == "assistant" for message in messages)
+    if len(unlearned) == replies:
+        raise Unfit("unlearned", f"the weight of its {replies} replies is 0")
+    unread = {str(name) for name, value in row.items() if is_given(value)} - draft.used
+    return Conversation(
+        messages,
+        tools,
+        frozenset(unlearned),
+        shape,
+        notes,
+        frozenset(unread | draft.unread),
+        draft.options,
     )
 
 
-# ---- One function for each shape: the messages as they stand in the row. Each raises Unfit.
+def find_shape(row: Row) -> str:
+    """Return the first shape of which the row has all columns, none of them null. Raises Unfit."""
+    for shape, columns in SHAPES.items():
+        if all(row.get(name) is not None for name in columns):
+            return shape
+    if is_given(row.get("rejected")):
+        raise Unfit("preference", "it has chosen and rejected")
+    names = ", ".join(map(str, list(row)[:10]))
+    raise Unfit("shape", f"it has {names or 'no column'}")
 
 
-def listed(row: dict[str, Any], shape: str, unread: set[str]) -> list[Message]:
-    return messages_of(row[shape], f"column {shape!r}", unread)
+def check_kind(row: Row, shape: str) -> None:
+    """Raise Unfit for data of another kind of training, whose columns change what a row means."""
+    if is_given(row.get("rejected")) and row.get("chosen") != row.get(shape):
+        raise Unfit("preference", "it has rejected")
+    if row.get("label") in (0, 1):  # of Python, also False and True
+        raise Unfit("preference", f"it has label = {row['label']}")
+    for name in MEDIA:
+        if is_given(row.get(name)):
+            raise Unfit("media", f"it has {name}")
 
 
-def pair(row: dict[str, Any], shape: str, unread: set[str]) -> list[Message]:
+def is_given(value: Any) -> bool:
+    """Tell whether a value says anything. Parquet has every column in every row."""
+    return value not in (None, "", [], {})
+
+
+# ---- Shapes
+
+
+def read_pair(row: Row, shape: str, draft: Draft) -> None:
+    """A question and its answer: two texts, or two lists of messages."""
     asked, answered = SHAPES[shape]
     if isinstance(row[asked], list) or isinstance(row[answered], list):
-        return [
-            message
-            for name in (asked, answered)
-            for message in messages_of(row[name], f"column {name!r}", unread)
-        ]
-    return [
-        Message(role, text_of(row[name], f"column {name!r}"))
-        for role, name in (("user", asked), ("assistant", answered))
+        for name in (asked, answered):
+            draft.messages += read_messages(row[name], f"column {name!r}", draft)
+        return
+    draft.messages = read_history(row)
+    question = read_text(row[asked], f"column {asked!r}")
+    for name in ADDED:
+        if name != asked and is_given(row.get(name)):
+            added = read_text(row[name], f"column {name!r}")
+            if added.strip():
+                question += f"\n\n{added}"
+    answer = read_text(row[answered], f"column {answered!r}")
+    draft.messages += [make("user", question), make("assistant", answer)]
+    draft.used |= {*ADDED, "history"}
+
+
+def read_history(row: Row) -> list[Message]:
+    """Earlier turns, as Alpaca's data have them: pairs of a question and its answer."""
+    history = parse(row.get("history"))
+    if not is_given(history):
+        return []
+    is_pairs = isinstance(history, list) and all(
+        isinstance(turn, list) and len(turn) == 2 for turn in history
+    )
+    if not is_pairs:
+        raise Unfit("type", f"column 'history' is not a list of pairs: {show(history)}")
+    messages = []
+    for number, (question, answer) in enumerate(history, 1):
+        where = f"turn {number} of column 'history'"
+        messages.append(make("user", read_text(question, where)))
+        messages.append(make("assistant", read_text(answer, where)))
+    return messages
+
+
+def read_choice(row: Row, shape: str, draft: Draft) -> None:
+    """Multiple choice: the options follow the question as lines "A. text". The reply is such a line."""
+    _, column, answered = SHAPES[shape]
+    options = read_options(row[column], f"column {column!r}")
+    answer = row[answered]
+    labels = list(options)
+    if type(answer) is int and 0 <= answer < len(labels):
+        right = [labels[answer]]
+    else:
+        right = [label for label, text in options.items() if text == answer]
+        if not right and answer in options:
+            right = [answer]
+    if len(right) != 1:
+        which = " and ".join(right) or "none of the options"
+        raise Unfit("options", f"{answered} = {show(answer)} is {which}")
+    for name in INDEX:
+        index = row.get(name)
+        if type(index) is int and 0 <= index < len(labels):
+            index = labels[index]
+        if index not in (None, right[0]):
+            raise Unfit("options", f"{name} is {index!r}, but {show(answer)} is {right[0]}")
+    lines = {label: f"{label}. {text}" for label, text in options.items()}
+    question = read_text(row["question"], "column 'question'")
+    draft.messages = [
+        make("user", "\n".join([question, *lines.values()])),
+        make("assistant", lines[right[0]]),
     ]
+    draft.options = tuple(lines.values())
+    draft.used |= {*INDEX}
 
 
-def instructed(row: dict[str, Any], shape: str, unread: set[str]) -> list[Message]:
-    question, answer = pair(row, shape, unread)
-    if (more := row.get("input")) is None or not (more := text_of(more, "column 'input'")).strip():
-        return [question, answer]
-    return [Message("user", f"{question.text}\n\n{more}"), answer]
-
-
-def choice(row: dict[str, Any], shape: str, unread: set[str]) -> list[Message]:
-    """The options as lines "A. text" behind the question; answered is such a line."""
-    options = lettered(row["options"])
-    answer = text_of(row["answer"], "column 'answer'")
-    letters = [letter for letter, text in options.items() if text == answer]
-    if not letters and answer in options:
-        letters = [answer]
-    if (index := row.get("answer_idx")) is not None:
-        letter = LETTERS[index] if type(index) is int and 0 <= index < len(LETTERS) else index
-        if letter not in letters:
-            raise Unfit(
-                "options",
-                f"answer_idx is {index!r}, but {answer[:40]!r} is "
-                f"{' and '.join(letters) or 'none of the options'}",
-            )
-        letters = [letter]
-    if len(letters) != 1:
-        raise Unfit(
-            "options", f"{answer[:40]!r} is {' and '.join(letters) or 'none of the options'}"
-        )
-    question = text_of(row["question"], "column 'question'")
-    right = letters[0]
-    return [
-        Message("user", "\n".join([question, *lines_of(options)])),
-        Message("assistant", f"{right}. {options[right]}"),
-    ]
-
-
-def lines_of(options: dict[str, str]) -> list[str]:
-    return [f"{letter}. {text}" for letter, text in options.items()]
-
-
-def lettered(options: Any) -> dict[str, str]:
-    """Letter -> text of the options; a null is none (parquet has all letters in every row)."""
-    if isinstance(options, list) and len(options) <= len(LETTERS):
-        options = dict(zip(LETTERS, options, strict=False))
-    if not isinstance(options, dict) or not options:
-        raise Unfit(
-            "type",
-            f"column 'options' is {type(options).__name__}, not letters with texts or a list of texts",
-        )
+def read_options(value: Any, where: str) -> dict[str, str]:
+    """Return label -> text. A null is none, since Parquet has all labels in every row."""
+    if isinstance(value, dict) and {*value} == {"text", "label"}:  # ARC
+        value = dict(zip(value["label"], value["text"], strict=False))
+    if isinstance(value, list) and len(value) <= len(LABELS):
+        value = dict(zip(LABELS, value, strict=False))
+    if not isinstance(value, dict) or not value:
+        raise Unfit("type", f"{where} is {show(value)}, not a list of texts or labels with texts")
     return {
-        str(letter): text_of(text, f"option {letter}")
-        for letter, text in options.items()
+        str(label): read_text(text, f"option {label}")
+        for label, text in value.items()
         if text is not None
     }
 
 
-MAKERS = {
-    "messages": listed,
-    "conversations": listed,
-    "instruction/output": instructed,
-    "question/options/answer": choice,
-}
+def add_system(row: Row, draft: Draft) -> None:
+    for name in SYSTEM:
+        if not is_given(row.get(name)):
+            continue
+        if draft.messages and draft.messages[0]["role"] == "system":
+            raise Unfit("order", f"a {name} column, and a system message as well")
+        draft.messages.insert(0, make("system", read_text(row[name], f"column {name!r}")))
+
+
+def add_thoughts(row: Row, draft: Draft) -> None:
+    """Thoughts in a column of their own belong to the only reply."""
+    for name in THOUGHTS:
+        if not is_given(row.get(name)):
+            continue
+        replies = [message for message in draft.messages if message["role"] == "assistant"]
+        if len(replies) != 1 or "reasoning_content" in replies[0]:
+            raise Unfit("thoughts", f"it has {name} and {len(replies)} replies")
+        replies[0]["reasoning_content"] = read_text(row[name], f"column {name!r}")
+
+
+def read_tools(row: Row) -> list[dict[str, Any]] | None:
+    for name in TOOLS:
+        tools = parse(row.get(name))
+        if not is_given(tools):
+            continue
+        if isinstance(tools, dict):
+            tools = [tools]
+        if not isinstance(tools, list):
+            raise Unfit("tools", f"column {name!r} is {show(tools)}")
+        return [read_tool(parse(tool), f"column {name!r}") for tool in tools]
+    return None
+
+
+def read_tool(tool: Any, where: str) -> dict[str, Any]:
+    if isinstance(tool, dict) and isinstance(tool.get("function"), dict):
+        return tool
+    if isinstance(tool, dict) and isinstance(tool.get("name"), str):
+        return {"type": "function", "function": tool}
+    raise Unfit("tools", f"{where} has {show(tool)}, which has no name")
 
 
 # ---- Messages
 
 
-def messages_of(value: Any, where: str, unread: set[str]) -> list[Message]:
+def make(role: str, text: str) -> Message:
+    return {"role": role, "content": text}
+
+
+def read_messages(value: Any, where: str, draft: Draft) -> list[Message]:
+    value = parse(value)
     if not isinstance(value, list):
-        raise Unfit(
-            "type",
-            f"{where} is {type(value).__name__}, not a list of messages: {str(value)[:40]!r}",
-        )
+        raise Unfit("type", f"{where} is {show(value)}, not a list of messages")
     return [
-        message_of(message, f"message {i + 1} of {where}", unread)
-        for i, message in enumerate(value)
+        read_message(message, f"message {number} of {where}", draft)
+        for number, message in enumerate(value, 1)
     ]
 
 
-def message_of(value: Any, where: str, unread: set[str]) -> Message:
+def read_message(value: Any, where: str, draft: Draft) -> Message:
     if not isinstance(value, dict):
-        raise Unfit(
-            "type", f"{where} is {type(value).__name__}, not an object: {str(value)[:40]!r}"
-        )
-    keys = (
-        ("role", "content") if value.get("role") is not None else ("from", "value")
-    )  # parquet may have both
-    for name, more in value.items():
-        if name not in (*keys, *OF_MESSAGES) and more is not None:
-            unread.add(f"{name} of messages")
-    role = value.get(keys[0])
+        raise Unfit("type", f"{where} is {show(value)}, not an object")
+    given = {name: part for name, part in value.items() if part is not None}
+    name = first_of(ROLE_KEYS, given)
+    role = given.get(name)
     if not isinstance(role, str):
         raise Unfit(
-            "type",
-            f"{where} has no role; it has: {', '.join(map(str, list(value)[:10])) or 'nothing'}",
+            "type", f"{where} has no role; it has {', '.join(map(str, given)) or 'nothing'}"
         )
-    role = THEIR_ROLES.get(role, role) if keys[0] == "from" else role
-    if role not in ROLES:
+    spelled = role.strip().lower()
+    if spelled not in ROLES:
         raise Unfit("role", f"{where} has the role {role[:40]!r}")
-    made: type[Message] = Unlearned
-    if is_learned(value, where, OF_MESSAGES) or role != "assistant":
-        made = Message
-    return made(role, text_of(value.get(keys[1]), where))
+    text_key = first_of(TEXT_KEYS, given)
+    message = make(ROLES[spelled], "")
+    used = {name, text_key, *WEIGHTS, *MEDIA}
+    for medium in MEDIA:
+        if is_given(given.get(medium)):
+            raise Unfit("media", f"{where} has {medium}")
+
+    content = given.get(text_key)
+    if spelled == "function_call":
+        message["tool_calls"] = read_calls(content, where)
+    elif content is not None or not has_calls(given):
+        message["content"] = read_content(content, where, message)
+    if message["role"] == "assistant":
+        used |= {*THOUGHTS, *CALLS}
+        read_reply_keys(given, where, message)
+        if not is_learned(given, where, WEIGHTS):
+            message[UNLEARNED] = True
+    if message["role"] == "tool":
+        used |= {*OF_RESULTS}
+        message |= {key: given[key] for key in OF_RESULTS if is_given(given.get(key))}
+    for key in given.keys() - used:
+        if is_given(given[key]):
+            draft.unread.add(f"{key} of messages")
+    return message
 
 
-def is_learned(value: dict[str, Any], where: str, names: tuple[str, ...]) -> bool:
-    """Tell whether a message or a row is learned from, by its keys of these names.
+def read_reply_keys(given: Row, where: str, message: Message) -> None:
+    """Add the thoughts and calls of a reply."""
+    for name in THOUGHTS:
+        if is_given(given.get(name)):
+            message["reasoning_content"] = read_text(given[name], where)
+    for name in CALLS:
+        if is_given(given.get(name)):
+            message["tool_calls"] = read_calls(given[name], where)
 
-    Raises Unfit for what cannot be followed.
-    """
-    weights = [1]
+
+def has_calls(given: Row) -> bool:
+    return any(is_given(given.get(name)) for name in CALLS)
+
+
+def read_calls(value: Any, where: str) -> list[dict[str, Any]]:
+    """Return calls as chat templates take them: their arguments as an object, not as text."""
+    value = parse(value)
+    calls = []
+    for call in value if isinstance(value, list) else [value]:
+        call = parse(call)
+        function = call.get("function", call) if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise Unfit("tools", f"{where} has the call {show(call)}, which has no name")
+        arguments = parse(function.get("arguments", function.get("parameters")))
+        called = {"name": function["name"], "arguments": {} if arguments is None else arguments}
+        more = {"id": call["id"]} if is_given(call.get("id")) else {}
+        calls.append({"type": "function", **more, "function": called})
+    return calls
+
+
+def is_learned(value: Row, where: str, names: Iterable[str]) -> bool:
+    """Tell whether a message or a row is learned. Raises Unfit for a weight other than 0 and 1."""
+    weights = []
     for name in names:
-        more = value.get(name)
-        if more in (None, "", "[]", [], {}):
+        weight = value.get(name)
+        if not is_given(weight):
             continue
-        if name in TOOLS:
-            raise Unfit("tools", f"{where} has {name}")
-        if name in THOUGHTS:
-            raise Unfit("thoughts", f"{where} has {name}")
-        if more not in (0, 1):
-            raise Unfit("weight", f"{where} has {name} = {str(more)[:40]}")
-        weights.append(more)
+        if weight not in (0, 1):
+            raise Unfit("weight", f"{where} has {name} = {show(weight)}")
+        weights.append(weight)
     return all(weights)
 
 
-def text_of(value: Any, where: str) -> str:
-    """The text, where it is one; parts of kind text are put one behind the other."""
-    if (
-        isinstance(value, list)
-        and value
-        and all(
-            isinstance(part, dict)
-            and part.get("type") == "text"
-            and isinstance(part.get("text"), str)
-            for part in value
-        )
-    ):
-        value = "".join(part["text"] for part in value)
+def read_content(value: Any, where: str, message: Message) -> str:
+    """Return the text of a message, also of one in parts. Thoughts among these go to the message."""
+    if not isinstance(value, list):
+        return read_text(value, where)
+    texts = []
+    for part in value:
+        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+        if kind == "thinking":
+            message["reasoning_content"] = read_text(part.get("thinking"), where)
+        elif kind in TEXT_PARTS:
+            texts.append(read_text(part.get("text"), where))
+        elif kind in ("tool_use", "tool_result"):
+            raise Unfit("tools", f"{where} has a part of type {kind}")
+        else:
+            raise Unfit("media", f"{where} has a part of type {kind}")
+    return "".join(texts)
+
+
+def read_text(value: Any, where: str) -> str:
     if not isinstance(value, str):
-        raise Unfit("type", f"{where} is {type(value).__name__}, not text: {str(value)[:40]!r}")
+        raise Unfit("type", f"{where} is {type(value).__name__}, not text: {show(value)}")
     if "\0" in value:
         raise Unfit("nul", f"{where}: character {value.index(chr(0))} is NUL")
     if not value.isascii() and (half := half_pair(value)) >= 0:
@@ -312,29 +479,75 @@ def text_of(value: Any, where: str) -> str:
     return value
 
 
-def checked(messages: list[Message]) -> tuple[list[Message], tuple[str, ...]]:
-    """The messages in their order, mended where NOTES say so, and those notes. Raises Unfit."""
-    notes = []
-    if messages[:1] and messages[0].role == "system" and not messages[0].text.strip():
-        messages, notes = messages[1:], ["empty system"]
-    turns = messages[1:] if messages[:1] and messages[0].role == "system" else messages
-    if not any(message.role == "assistant" for message in turns):
-        raise Unfit("no assistant", f"{len(messages)} messages: {order_of(messages) or 'none'}")
-    first = len(messages) - len(turns) + 1 + len(notes)  # counted as they stand in the row
-    for i, message in enumerate(turns):
-        if message.role != ("user", "assistant")[i % 2]:
-            raise Unfit(
-                "order", f"message {first + i} is of the {message.role}: {order_of(messages)}"
-            )
-    if turns[-1].role == "user":
-        messages, turns = messages[:-1], turns[:-1]
-        notes.append("unanswered")
-    for i, message in enumerate(turns):
-        if not message.text.strip():
-            raise Unfit("empty", f"message {first + i}, of the {message.role}, has no text")
+def parse(value: Any) -> Any:
+    """Return what JSON in a string holds if that is a list or an object, else the value."""
+    if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
+
+
+def first_of(names: Iterable[str], given: Row) -> str:
+    return next((name for name in names if name in given), "")
+
+
+def show(value: Any) -> str:
+    return f"{str(value)[:40]!r}"
+
+
+# ---- Order
+
+
+def put_in_order(written: list[Message]) -> tuple[list[Message], tuple[str, ...]]:
+    """Return the messages in the order of a conversation, and what was repaired. Raises Unfit."""
+    roles = [message["role"] for message in written]
+    order = ", ".join(roles[:8]) + (", ..." if len(roles) > 8 else "")
+    if "assistant" not in roles:
+        raise Unfit("no assistant", f"{len(roles)} messages: {order or 'none'}")
+    notes: list[str] = []
+    messages: list[Message] = []
+    for number, message in enumerate(written, 1):
+        role, before = message["role"], messages[-1]["role"] if messages else ""
+        if role == "system" and not message["content"].strip():
+            notes.append("empty system")
+        elif role == "assistant" and before in ("", "system"):
+            notes.append("leading")
+        elif role == before and role != "tool":
+            join(messages[-1], message, number)
+            notes.append("joined")
+        elif follows(role, before):
+            messages.append(message)
+        else:
+            raise Unfit("order", f"message {number} is of the {role}: {order}")
+    while messages and messages[-1]["role"] != "assistant":
+        messages.pop()
+        if "unanswered" not in notes:
+            notes.append("unanswered")
+    if not messages:
+        raise Unfit("no assistant", f"{len(roles)} messages: {order}")
+    for number, message in enumerate(messages, 1):
+        is_result = message["role"] == "tool"
+        if not message["content"].strip() and not is_result and "tool_calls" not in message:
+            raise Unfit("empty", f"message {number}, of the {message['role']}, has no text")
     return messages, tuple(notes)
 
 
-def order_of(messages: list[Message]) -> str:
-    roles = [message.role for message in messages]
-    return ", ".join(roles[:8]) + (", ..." if len(roles) > 8 else "")
+def follows(role: str, before: str) -> bool:
+    """Tell whether a message of a role may follow one of another; "" is the start."""
+    allowed = {
+        "": ("system", "user"),
+        "system": ("user",),
+        "user": ("assistant",),
+        "assistant": ("user", "tool"),
+        "tool": ("assistant", "tool", "user"),
+    }
+    return role in allowed[before]
+
+
+def join(before: Message, message: Message, number: int) -> None:
+    """Add a message to the one before it, a blank line between. Raises Unfit for more than texts."""
+    if {*before, *message} != {"role", "content"}:
+        raise Unfit("order", f"message {number} follows another one of the {message['role']}")
+    before["content"] += f"\n\n{message['content']}"

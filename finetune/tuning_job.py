@@ -128,7 +128,7 @@ def build_job(read: Data, folder: Path, known: "Fingerprints", attempt: Attempt)
     if not committed(attempt.paths.checkpoints):
         tuning_settings.refuse_single_step(c, read.batches(world.size).packing.windows)
     loader = Loader(c, read, world)
-    for line in (*read.lines, "", *read.preview(colour=False).splitlines(), ""):
+    for line in (*read.lines, "", *read.preview(color=False).splitlines(), ""):
         log.info("%s", line)
     attempt.stopwatch.lap("data")
 
@@ -139,7 +139,7 @@ def build_job(read: Data, folder: Path, known: "Fingerprints", attempt: Attempt)
     with raise_on_all_ranks(ExpectedError):
         tuned = built(folder, c, world, adapters)
     say_model(c, tuned, parallel.is_split(c, world))
-    opened = Read(loader, known.data, Known(read.made_for.fingerprint))
+    opened = Read(loader, known.data, Known(read.template.fingerprint))
     job = create_job(attempt, tuned, opened, flops(tuned, c))
     evaluator = Evaluator(c, read, world)
     job.hooks = [Trackers(), SaveReports(), TuningEvaluation(evaluator)]
@@ -179,7 +179,7 @@ def agreed_fingerprints(c: Config, read: Data, folder: Path, world: World) -> Fi
     refuse_others(
         [
             ("MODEL", c.model, "weights or another config.json", own),
-            ("MODEL", c.model, "tokenizer or chat template", read.made_for.fingerprint),
+            ("MODEL", c.model, "tokenizer or chat template", read.template.fingerprint),
             ("DATA", c.data, "rows", read.examples.key),
             ("EVAL_DATA", c.eval_data, "rows", held_out),
         ],

@@ -26,7 +26,7 @@ PHASES = {
     "data": "reading data",
     "model": "building the model",
     "rehearsing": "dry run of a step",
-    "exchanging": "exchanging weights with other sites",
+    "syncing": "syncing weights with other sites",
 }
 
 

@@ -21,7 +21,9 @@ from typing import Any
 
 from doctor.before_run import look
 from export import files
-from finetune import exercises, hf_model, prepare_data, questions, reading, several, template
+from finetune import conversations as chats
+from finetune import exercises, hf_model, prepare_data, questions
+from finetune.chat_template import ChatTemplate
 from finetune.tuning_settings import refuse_single_step
 from hardware.model_size import parameters
 from pipeline.stages import Stage
@@ -170,8 +172,8 @@ def look_round(
 
 def look_at_sources(c: Config, name: str) -> None:
     """Whether each source of a setting is a file, a folder or a name on the hub. Raises CorpusError."""
-    for source, _ in several.sources_in(exercises.data_of(c, name), name):
-        reading.source_of(source, name)
+    for source, _ in chats.sources_in(exercises.data_of(c, name), name):
+        chats.source_of(source, name)
 
 
 def check_room(c: Config, ahead: list[Stage], problems: Problems) -> None:
@@ -323,7 +325,7 @@ def prompts_of(c: Config, sheet: questions.Sheet, v: Vocabulary | None, seq_len:
 
 def conversations(c: Config, folder: Path) -> prepare_data.Data:
     """DATA of a stage, prepared as the stage will find it. Raises SettingsError, CorpusError, TokenizerError."""
-    return prepare_data.prepare(c, template.find(folder, c.model))
+    return prepare_data.prepare(c, ChatTemplate(folder, c.stop_token, c.model))
 
 
 def weightless(c: Config, v: Vocabulary, folder: Path) -> Path:

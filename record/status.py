@@ -3,7 +3,7 @@
     python -m record.status runs|status|stop      for the runs on this machine
 
 It is replaced as a whole, so a reader never sees half of it. Phases: waiting for peers i/n, data, model, rehearsing or
-compiling, first step, training, exchanging, evaluating, saving, sampling, stopped, refused, crashed, done. A phase before `stopped` whose
+compiling, first step, training, syncing, evaluating, saving, sampling, stopped, refused, crashed, done. A phase before `stopped` whose
 process is gone means that the run was killed; the same command resumes it from its last checkpoint. Where STATUS.json
 is missing or damaged, the end of metrics.jsonl tells how far the run came. `refused` means that a setting, the data or
 the environment is bad, and the attempt did not train.

@@ -3,13 +3,13 @@
 Parameters and the seconds that a step computes are both divided by SMALLER; the link stays as it is, and so
 does the share of time that bytes take. Round trips are not divided, so that they count as many times as much. The
 seconds are those of make plan, for the preset's own cards. Inner steps are waits: GPUs would compute them, not these
-cores. The exchange is real: the engine of train/diloco, in a process a site, with all that it does beside the network:
+cores. The sync is real: the engine of train/diloco, in a process a site, with all that it does beside the network:
 changes, their mean and the outer step are passes over all weights, which on a site's GPUs take no time, and here those
 of four sites are done by the cores of one machine, together with the network's work. What the sum over the WAN takes
-of an exchange is said apart, and SLOWER = 4 divides link, parameters and the pieces in which they travel by 4, so
+of a sync is said apart, and SLOWER = 4 divides link, parameters and the pieces in which they travel by 4, so
 that bytes take as long, and such passes a quarter.
 
-Efficiency is the seconds of computing over all seconds of whole rounds, H steps and their exchange; under DDP of steps.
+Efficiency is the seconds of computing over all seconds of whole rounds, H steps and their sync; under DDP of steps.
 DDP stands here without any overlap, over one gloo group.
 """
 
@@ -138,9 +138,7 @@ def diloco(
     for turn in taken:
         for answer in turn["answers"]:
             if not answer["committed"] or set(answer["sites"]) != {SITES}:
-                raise RuntimeError(
-                    f"{name}: an exchange failed, or not all sites took part: {answer}"
-                )
+                raise RuntimeError(f"{name}: a sync failed, or not all sites took part: {answer}")
     alone = "SYNC_DELAY" not in settings  # else the sum hides behind steps
     return described(
         scale,
@@ -163,7 +161,7 @@ def diloco(
 
 
 def of_wan(answers: list[dict[str, Any]]) -> float:
-    """The share of time, 0 to 1, that would be computing if the sum over the WAN were all that an exchange takes."""
+    """The share of time, 0 to 1, that would be computing if the sum over the WAN were all that a sync takes."""
     compute_s = float(answers[0]["compute_s"])
     return compute_s / (compute_s + max(answer["network_s"] for answer in answers))
 
@@ -193,7 +191,7 @@ def found(link: Link) -> Iterator[dict[str, Any]]:
 
 HEADER = (
     "| sites stay together by | parameters, M | steps of a round | computing of a round, s | all of it, s | "
-    "efficiency, % | with the sum over the WAN alone, % | an exchange, s | of that the sum over the WAN, s | "
+    "efficiency, % | with the sum over the WAN alone, % | a sync, s | of that the sum over the WAN, s | "
     "sent by a site in a step, MB | foreign load, % |",
     "|---|---|---|---|---|---|---|---|---|---|---|",
 )

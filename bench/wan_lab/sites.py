@@ -22,7 +22,7 @@ from settings.resolve import NO_TARGET
 LOOK_S = 0.05
 
 # A model that two cores train at four sites in a few seconds a round; what is not training is left out, and so is the
-# guard, to which a few steps of small batches, with weights that jump at each exchange, are full of spikes.
+# guard, to which a few steps of small batches, with weights that jump at each sync, are full of spikes.
 TRAINER = {
     "PRESET": "tiny",
     "NPROC": "1",

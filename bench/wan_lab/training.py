@@ -27,7 +27,7 @@ from hardware.model_size import parameters
 from settings import load_config
 
 SITES = 4
-OUTER_EVERY, ROUNDS = 30, 4  # steps from one exchange to the next, and how many there are
+OUTER_EVERY, ROUNDS = 30, 4  # steps from one sync to the next, and how many there are
 LOST_EVERY = 10  # where sites are killed and cut off
 DDP_STEPS = 8
 CUT_S = 60.0
@@ -129,7 +129,7 @@ def lost(network: Network, folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def together(run: AtSites, site: int, since: float) -> list[dict[str, Any]]:
-    """Exchanges that all sites took part in, as this site recorded them, from a time on."""
+    """Syncs that all sites took part in, as this site recorded them, from a time on."""
     return [
         r
         for r in run.records(site)
@@ -156,7 +156,7 @@ def gone(run: AtSites, what: str, site: int, happen: Callable[[], None]) -> dict
         "away_s": ended - began,
         "back_s": back - ended,
         "paused_s": max(longest_pause(records, began, back) for records in others),
-        "others_exchanges": len(
+        "others_syncs": len(
             [
                 r
                 for r in others[0]
@@ -185,7 +185,7 @@ def longest_pause(records: list[dict[str, Any]], began: float, ended: float) -> 
 
 
 def steps_lost(records: list[dict[str, Any]], began: float, ended: float) -> int:
-    """Inner steps of a site that were taken back in that time, since an exchange failed."""
+    """Inner steps of a site that were taken back in that time, since a sync failed."""
     return sum(
         r["to"] - r["from"]
         for r in records
@@ -194,7 +194,7 @@ def steps_lost(records: list[dict[str, Any]], began: float, ended: float) -> int
 
 
 def hashes(records: list[list[dict[str, Any]]], since: float) -> dict[str, int]:
-    """Exchanges that all sites recorded since then, and those of them whose hashes are equal at all."""
+    """Syncs that all sites recorded since then, and those of them whose hashes are equal at all."""
     by_site = [
         {
             (r["outer_step"], r["fragment"]): r["hash"]

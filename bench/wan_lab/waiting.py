@@ -2,7 +2,7 @@
 ratio.py.
 
 The settings are those of a site under SYNC=diloco. Its model has as many numbers as it is told, in blocks and a table
-as the xlarge preset has them, and each step takes as long as it is told; the exchange between is that of train/diloco.
+as the xlarge preset has them, and each step takes as long as it is told; the sync between is that of train/diloco.
 Pieces are smaller by SLOWER, since the link holds fewer bytes. For each line with a number of steps it takes these, and
 says what they took.
 """
@@ -44,13 +44,13 @@ class Block(nn.Module):
 
 
 def steps(site: Site, made: int, count: int, wait_s: float) -> dict[str, Any]:
-    """Take steps, and say: seconds; those of them that computing takes; what exchanges took, and training waited."""
+    """Take steps, and say: seconds; those of them that computing takes; what syncs took, and training waited."""
     began, stall_s = time.perf_counter(), 0.0
     exchange_s, committed, sites = [], [], []
     for step in range(made, made + count):
         time.sleep(wait_s)
         if site.is_due(step + 1):
-            counts = site.exchange(step + 1)
+            counts = site.sync(step + 1)
             if counts is not None:  # it has ended
                 stall_s += site.waited_s
                 exchange_s.append(site.seconds)
@@ -78,9 +78,9 @@ def main(elements: int, wait_s: float, slower: float, settings: dict[str, str]) 
         c, world, Blocks(elements, c.n_layer), cast(Optimizer, None), lambda: False, 0, {}, {}
     )
     for _ in range(c.sync_fragments):
-        site.exchange(0)  # connections are made, and buffers
+        site.sync(0)  # connections are made, and buffers
         if site.in_flight:
-            site.exchange(0)
+            site.sync(0)
     site.finish(0)
     say(ready=True)
     made = 0

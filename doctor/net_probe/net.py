@@ -7,7 +7,7 @@
                                                              what that starts in each pod; node 0 prints JSON
 
 The table has the round trips and what goes through from each node to each other, with one connection and with
-16, a pair at a time; and what each node sends while all send, as an exchange between sites does. Its last
+16, a pair at a time; and what each node sends while all send, as a sync between sites does. Its last
 line is what make plan is to be given; RUNS_DIR/net_probe.json keeps it, and make plan takes it from there. Exit codes:
 0; 64 a bad setting; 69 a node is missing or was lost, or cannot be reached from another; 78 no port to listen on, or
 a cluster that refuses.

@@ -29,7 +29,7 @@ def needs_of(pair: tuple[int, int], sites: Sequence[str]) -> set[object]:
 
 
 def ring(sites: Sequence[str]) -> list[tuple[int, int]]:
-    """As an exchange between sites goes: each node to the one in its place at the next site; where sites are not known,
+    """As a sync between sites goes: each node to the one in its place at the next site; where sites are not known,
     or there is one, each to the next."""
     names = list(dict.fromkeys(sites))
     if not all(sites) or len(names) == 1:

@@ -32,7 +32,7 @@ EVENT_MINUTES = 20.0
 READER_S = 90.0  # status waits no longer for a reader pod
 
 # Of the run's folder: the clock there, its status and, behind their numbers, those of its other sites; the records of
-# its last checkpoint and its last exchange between sites, and the last of all.
+# its last checkpoint and its last sync between sites, and the last of all.
 LOOK = (
     'date +%s; cd "$1" 2>/dev/null || exit 0; [ -f STATUS.json ] && tr -d "\\n" <STATUS.json; echo; '
     'for f in site_*/STATUS.json; do [ -f "$f" ] && { printf "%s " "$f"; tr -d "\\n" <"$f"; echo; }; done; '
@@ -100,7 +100,7 @@ def of_lighthouse(target: Target, lighthouse: Thing | None, over: bool) -> list[
             if over
             else [
                 f"Job {name}, by which the sites find each other, is not there: they wait for it at "
-                "their next exchange; make train-8xa100 with the same settings creates it again"
+                "their next sync; make train-8xa100 with the same settings creates it again"
             ]
         )
     pods = target.pods(LIGHTHOUSE)
@@ -226,7 +226,7 @@ def told(
 def told_of_sites(
     sites: dict[int, dict[str, Any]], records: list[dict[str, Any]], clock: float
 ) -> list[str]:
-    """The other sites of a run, a line each, and when the first exchanged with how many of them."""
+    """The other sites of a run, a line each, and when the first synced with how many of them."""
     lines = []
     for site, state in sites.items():
         phase = str(state.get("phase", "?"))
@@ -244,7 +244,7 @@ def told_of_sites(
     last = next((r for r in reversed(records) if r.get("event") == "sync" and "step" in r), None)
     if last:
         lines.append(
-            f"last exchange: step {last['step']}, of {last.get('sites', '?')} sites, "
+            f"last sync: step {last['step']}, of {last.get('sites', '?')} sites, "
             f"{words.short_time(clock - last.get('time', clock))} ago"
             + ("" if last.get("committed", True) else "; it failed, and is made up for by the next")
         )

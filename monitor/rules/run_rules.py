@@ -171,7 +171,7 @@ def limit_s(phase: str, seen: Seen, c: Config) -> tuple[float, str] | None:
             or 0.0
         )
         return 2 * timeouts.CHECKPOINT_TIMEOUT_S + size / SLOW_DISK + WATCHDOG_S, "the trainer"
-    if phase == "exchanging":  # with other sites, one of which may fetch weights
+    if phase == "syncing":  # with other sites, one of which may fetch weights
         return 2.0 * timeouts.SYNC_TIMEOUT_S, "the trainer"
     if phase == "sampling":
         return setup + c.sample_tokens, ""

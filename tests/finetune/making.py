@@ -2,13 +2,13 @@
 
 import functools
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from finetune.template import Theirs
-from train.generate.chat_format import Message
+from finetune.chat_template import ChatTemplate, Message
 
 TOKENS = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|user|>", "<|assistant|>"]
 TEXTS = [
@@ -53,8 +53,12 @@ def their_tokenizer(template: str | None, tokenizer: str = "") -> Any:
     )
 
 
-def theirs(template: str | None) -> Theirs:
-    return Theirs(their_tokenizer(template), "a-model")
+@functools.cache
+def chat_template(text: str) -> ChatTemplate:
+    """The template of a model, "a-model", whose chat template is this."""
+    with tempfile.TemporaryDirectory() as folder:
+        their_tokenizer(text).save_pretrained(folder)
+        return ChatTemplate(Path(folder), name="a-model")
 
 
 REPLY = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -112,13 +116,15 @@ MARKED_LAST = MARKED.replace("m['role'] == 'assistant'", "m['role'] == 'assistan
 
 def talk(*texts: str, system: str = "") -> list[Message]:
     """User and assistant in turn."""
-    said = [Message(("user", "assistant")[i % 2], text) for i, text in enumerate(texts)]
-    return [Message("system", system), *said] if system else said
+    messages = [{"role": "system", "content": system}] if system else []
+    for number, text in enumerate(texts):
+        messages.append({"role": ("user", "assistant")[number % 2], "content": text})
+    return messages
 
 
 def row(*texts: str, **more: Any) -> dict[str, Any]:
     """A talk as a row of a data set."""
-    return {"messages": [{"role": role, "content": text} for role, text in talk(*texts)]} | more
+    return {"messages": talk(*texts)} | more
 
 
 def write_rows(path: Path, rows: list[Any]) -> Path:

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from finetune.batches import Batches, MicroBatch, Step
-from finetune.store import Examples, examples_of
-from tests.finetune.making import CHATML, row, theirs, write_rows
+from finetune.examples import Examples, examples_of
+from tests.finetune.making import CHATML, chat_template, row, write_rows
 from train.data.mixture import Gap
 from train.model.attention import document_mask
 from train.model.loss import IGNORED, summed_loss
@@ -26,7 +26,7 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Examples:
         for i in range(60)
     ]
     return examples_of(
-        str(write_rows(folder / "x.jsonl", rows)), theirs(CHATML), T, folder / "data"
+        str(write_rows(folder / "x.jsonl", rows)), chat_template(CHATML), T, folder / "data"
     )
 
 
@@ -51,7 +51,7 @@ def examples_in(micro: MicroBatch) -> list[tuple[list[int], list[bool]]]:
 
 
 def as_pairs(examples: Examples, numbers: range) -> list[tuple[list[int], list[bool]]]:
-    return [tuple(values.tolist() for values in examples.of(i)) for i in numbers]
+    return [tuple(values.tolist() for values in examples.example(i)) for i in numbers]
 
 
 def test_an_epoch_holds_each_chosen_example_once_and_whole(examples: Examples) -> None:

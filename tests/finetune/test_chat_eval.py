@@ -1,7 +1,6 @@
 """Questions and what is answered right, against one question at a time through the bare model."""
 
 import dataclasses
-import fcntl
 import json
 import subprocess
 import sys
@@ -15,11 +14,9 @@ from safetensors import safe_open
 from finetune import chat_eval, questions
 from finetune.questions import Asked
 from record.locks import RunFolderError
-from settings import load_preset
 from settings.config import Config
 from tests.conftest import SHARED
 from tests.export.exported import LLAMA, Run, make_run
-from tests.faults.hub import Hub, Repository, hub
 from tests.finetune.making import row, write_rows
 from tests.running import ROOT, environment
 from train.data.sources.source import CorpusError
@@ -328,68 +325,3 @@ def test_questions_as_medqa_has_them(run: Run) -> None:
         entry = by_question[one.messages[0].text.rpartition("\nA. ")[0]]
         assert one.answer == f"{entry['answer_idx']}. {entry['options'][entry['answer_idx']]}"
         assert len(one.options) == 4
-
-
-def test_questions_are_fetched_by_one_process_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Files of the hub are deleted once they are read, which another process must not see."""
-    held = []
-
-    def pinned_files(source: str, folder: Path, *rest: str) -> Any:
-        for lock in folder.glob(".*lock*"):
-            with open(lock) as other, pytest.raises(BlockingIOError):
-                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            held.append(lock)
-        return real(source, folder, *rest)
-
-    real = questions.pinned_files
-    monkeypatch.setattr(questions, "pinned_files", pinned_files)
-    rows = write_rows(tmp_path / "x.jsonl", [row("Is it?", "Yes."), row("Why?", "I know.")])
-    c = load_preset(DATA_DIR=str(tmp_path / "data"), EVAL_DATA=str(rows))
-    assert len(questions.sheet_of(c).asked) == 2 and len(held) == 1
-
-
-ASK = """
-import json, sys
-from finetune import questions
-from settings import load_config
-sheet = questions.sheet_of(load_config())
-sys.stdout.write(json.dumps([[one.messages, one.answer, one.options, one.place] for one in sheet.asked] + sheet.report))
-"""
-
-
-def test_questions_of_the_hub_are_brought_once_and_kept_with_their_hash(tmp_path: Path) -> None:
-    rows = [*choices(8), row("Is it?", "Yes."), {"question": "none"}]
-    content = "".join(json.dumps(one) + "\n" for one in rows).encode()
-    local = write_rows(tmp_path / "x.jsonl", rows)
-
-    def ask(server: Hub, data: str) -> list[Any]:
-        done = subprocess.run(
-            [sys.executable, "-c", ASK],
-            cwd=ROOT,
-            text=True,
-            capture_output=True,
-            check=True,
-            env=environment(tmp_path, {"DATA_DIR": str(tmp_path / "data")})
-            | server.environment(tmp_path)
-            | {"EVAL_DATA": data, "EVAL_EXAMPLES": "0"},
-        )
-        assert ("damaged (another hash); it is made again" in done.stderr) == damaged
-        return json.loads(done.stdout)
-
-    damaged = False
-    with hub(repositories={"lab/exam": Repository({"test.jsonl": content})}) as server:
-        first = ask(server, "lab/exam:test")
-        asked = len(server.requests)
-        assert ask(server, "lab/exam:test") == first and len(server.requests) == asked > 0
-        (kept,) = (tmp_path / "data" / "finetune" / "questions").iterdir()
-        kept.write_bytes(kept.read_bytes().replace(b"Yes.", b"No.."))
-        damaged = True
-        assert ask(server, "lab/exam:test") == first and len(server.requests) > asked
-        damaged = False
-        assert [one[:3] for one in ask(server, str(local)) if isinstance(one, list)] == [
-            one[:3] for one in first if isinstance(one, list)
-        ]
-    assert len(list(kept.parent.iterdir())) == 1 and not list((tmp_path / "data").rglob("*.jsonl"))
-    assert any("dropped" in str(one) for one in first)

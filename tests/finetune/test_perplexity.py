@@ -11,7 +11,7 @@ from torch import nn
 
 from finetune import tuning_job
 from finetune.loader import Loader
-from finetune.perplexity import Evaluator, Scored
+from finetune.perplexity import Evaluator, Scored, perplexity
 from finetune.prepare_data import Data, prepared
 from finetune.tuning_settings import refuse_single_step
 from settings import SettingsError, load_preset
@@ -86,7 +86,7 @@ def test_behind_the_last_epoch_and_what_was_passed_over_there_is_more(
     assert loader.batch(last + 3).scored > 0
     passed = loader.batch(last, [Gap(2, 64)])
     assert passed.scored > 0 and passed.samples == loader.batch(last + 4).samples
-    assert loader.names([0])[0].startswith(str(data.examples.files[0]))
+    assert loader.names([0])[0].startswith(str(data.examples.parts[0].files[0]))
 
 
 @pytest.mark.parametrize(("asked", "ends"), [(None, 23), (5, 5), (23, 23), (100, 23)])
@@ -128,7 +128,8 @@ def test_a_schedule_that_is_over_with_its_first_step_is_refused(
         refuse_single_step(dataclasses.replace(one, min_learning_rate=1e-6), windows)
         refuse_single_step(dataclasses.replace(one, epochs=3), windows)
     assert (
-        tuning_job.settled(one, dataclasses.replace(data, c=one), models["llama"], 1).last_step == 1
+        tuning_job.settled(one, dataclasses.replace(data, config=one), models["llama"], 1).last_step
+        == 1
     )
     with pytest.raises(SettingsError) as found:
         refuse_single_step(one, windows)
@@ -136,7 +137,7 @@ def test_a_schedule_that_is_over_with_its_first_step_is_refused(
     advised = dataclasses.replace(one, epochs=enough)
     assert (
         tuning_job.settled(
-            advised, dataclasses.replace(data, c=advised), models["llama"], 1
+            advised, dataclasses.replace(data, config=advised), models["llama"], 1
         ).last_step
         >= 10
     )
@@ -150,7 +151,7 @@ def test_a_schedule_that_is_over_with_its_first_step_is_refused(
     with pytest.raises(
         SettingsError, match=r"WARMUP_TOKENS=32768 must be less than EPOCHS=2 of DATA"
     ):
-        tuning_job.settled(warm, dataclasses.replace(data, c=warm), models["llama"], 1)
+        tuning_job.settled(warm, dataclasses.replace(data, config=warm), models["llama"], 1)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +197,7 @@ def test_an_evaluation_scores_each_once_with_one_all_reduce(
     nats = tokens = 0.0
     model.eval()
     for example in data.held_out.tolist():
-        ids, scored = data.evaluation.of(example)
+        ids, scored = data.evaluation.example(example)
         logits = model.lm(torch.tensor(ids[None].astype(np.int64))).logits[0].log_softmax(-1)
         for at in np.flatnonzero(scored[1:]).tolist():
             nats -= logits[at, int(ids[at + 1])].item()
@@ -222,3 +223,12 @@ def test_an_evaluation_is_interrupted_and_given_up(
     with pytest.raises(ScoringFailed, match="RuntimeError: a bad block"):
         evaluator(Broken())
     assert isinstance(evaluator(model), Scored)
+
+
+def test_perplexity_is_one_over_the_geometric_mean_of_the_probabilities() -> None:
+    probabilities = [0.5, 0.125, 0.9, 0.01]
+    nats = -sum(map(math.log, probabilities))
+    assert perplexity(nats, 4) == pytest.approx(math.prod(probabilities) ** -0.25)
+    assert perplexity(0.0, 3) == 1 and perplexity(1e6, 1) == math.inf
+    with pytest.raises(ValueError, match="no token was scored"):
+        perplexity(0.0, 0)

@@ -1,255 +1,238 @@
 """finetune/row_shapes.py: what each shape of row means, by hand, and what is no conversation."""
 
 import json
+from typing import Any
 
 import pytest
 
 from finetune.row_shapes import NOTES, REASONS, Conversation, conversation_of
-from finetune.template import is_scored
 from tests.conftest import SHARED
+from tests.finetune.making import row, talk
 from train.data.sources.formats import Bad
 
-Q, A = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}
-PAIR = [("user", "2+2?"), ("assistant", "4")]
+PAIR = talk("2+2?", "4")
+Q, A = PAIR
+S = {"role": "system", "content": "Be brief."}
+CHOICE = talk("2+2?\nA. 3\nB. 4", "B. 4")
+CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
+CALLS = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+RESULT = {"role": "tool", "content": "4", "name": "add"}
+ADD = {"name": "add", "parameters": {}}
+
+
+def read(value: dict[str, Any]) -> Conversation:
+    made = conversation_of(value)
+    assert isinstance(made, Conversation), made
+    return made
+
+
+def pair(asked: str, answered: str) -> dict[str, str]:
+    return {asked: "2+2?", answered: "4"}
 
 
 @pytest.mark.parametrize(
-    ("row", "shape", "messages"),
+    ("value", "shape"),
     [
-        ({"messages": [Q, A]}, "messages", PAIR),
-        (
-            {"messages": [{"role": "system", "content": "Be brief."}, Q, A]},
-            "messages",
-            [("system", "Be brief."), *PAIR],
-        ),
-        (
-            {
-                "messages": [
-                    {
-                        "role": "user",
-                        "content": [{"type": "text", "text": "2+"}, {"type": "text", "text": "2?"}],
-                    },
-                    A,
-                ]
-            },
-            "messages",
-            PAIR,
-        ),
+        ({"messages": PAIR}, "messages"),
+        ({"messages": json.dumps(PAIR)}, "messages"),
+        ({"conversation": PAIR}, "conversation"),
         (
             {"conversations": [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}]},
             "conversations",
-            PAIR,
-        ),
-        ({"conversations": [Q, A]}, "conversations", PAIR),
-        (
-            {
-                "conversations": [
-                    {"role": None, "content": None, "from": "human", "value": "2+2?"},
-                    A | {"from": None, "value": None},
-                ]
-            },
-            "conversations",
-            PAIR,
-        ),
-        ({"prompt": "2+2?", "completion": "4"}, "prompt/completion", PAIR),
-        ({"prompt": [Q], "completion": [A]}, "prompt/completion", PAIR),
-        ({"prompt": "2+2?", "response": "4"}, "prompt/response", PAIR),
-        ({"question": "2+2?", "answer": "4"}, "question/answer", PAIR),
-        ({"instruction": "2+2?", "input": "", "output": "4"}, "instruction/output", PAIR),
-        (
-            {"instruction": "Add", "input": "2, 2", "output": "4"},
-            "instruction/output",
-            [("user", "Add\n\n2, 2"), ("assistant", "4")],
         ),
         (
-            {"question": "2+2?", "answer": "4", "options": {"A": "3", "B": "4"}, "answer_idx": "B"},
-            "question/options/answer",
-            [("user", "2+2?\nA. 3\nB. 4"), ("assistant", "B. 4")],
+            {"messages": [{"role": "User", "value": "2+2?"}, {"role": "ASSISTANT", "text": "4"}]},
+            "messages",
         ),
+        ({"messages": [{"from": "human", "value": "2+2?", "role": None}, A]}, "messages"),
         (
-            {"question": "2+2?", "answer": "4", "options": ["3", "4"], "answer_idx": 1},
-            "question/options/answer",
-            [("user", "2+2?\nA. 3\nB. 4"), ("assistant", "B. 4")],
+            {"messages": [Q | {"content": [{"type": "text", "text": t} for t in ("2+", "2?")]}, A]},
+            "messages",
         ),
-        (
-            {"question": "2+2?", "answer": "B", "options": {"A": "3", "B": "4", "E": None}},
-            "question/options/answer",
-            [("user", "2+2?\nA. 3\nB. 4"), ("assistant", "B. 4")],
-        ),
-        ({"messages": None, "prompt": "2+2?", "completion": "4"}, "prompt/completion", PAIR),
-        ({"messages": [Q, A], "prompt": "other", "completion": "other"}, "messages", PAIR),
-        (
-            {"system": "Be brief.", "prompt": "2+2?", "completion": "4"},
-            "prompt/completion",
-            [("system", "Be brief."), *PAIR],
-        ),
+        ({"prompt": [Q], "completion": [A]}, "prompt/completion"),
+        (pair("prompt", "response") | {"messages": None}, "prompt/response"),
+        (pair("question", "answer"), "question/answer"),
+        (pair("instruction", "output") | {"input": "", "history": []}, "instruction/output"),
+        (pair("instruction", "response") | {"context": ""}, "instruction/response"),
+        (pair("query", "response"), "query/response"),
+        (pair("input", "output"), "input/output"),
+        ({"messages": PAIR} | pair("prompt", "response"), "messages"),
     ],
 )
-def test_each_shape_by_hand(row: dict, shape: str, messages: list) -> None:
-    made = conversation_of(row)
-    assert isinstance(made, Conversation), made
-    assert (made.shape, made.messages, made.notes) == (shape, messages, ())
+def test_shapes_of_one_question_and_its_answer(value: dict, shape: str) -> None:
+    made = read(value)
+    assert (made.messages, made.shape, made.notes, made.tools) == (PAIR, shape, (), None)
 
 
 @pytest.mark.parametrize(
-    ("reason", "row", "words"),
+    ("value", "messages"),
     [
+        ({"messages": [S, Q, A]}, [S, Q, A]),
+        ({"messages": [S | {"role": "developer"}, Q, A]}, [S, Q, A]),
+        ({"system": "Be brief.", **pair("prompt", "completion")}, [S, Q, A]),
+        ({"system_prompt": "Be brief.", **pair("question", "response")}, [S, Q, A]),
+        ({"system": "", "messages": [S, Q, A]}, [S, Q, A]),
         (
-            "shape",
-            {"text": "2+2?", "id": 1},
-            "it has text, id; accepted are messages; conversations; prompt + completion",
+            {"instruction": "Add", "input": "2, 2", "output": "4"},
+            talk("Add\n\n2, 2", "4"),
         ),
+        (
+            {"instruction": "Who?", "context": "It is I.", "response": "I", "category": "qa"},
+            talk("Who?\n\nIt is I.", "I"),
+        ),
+        (pair("instruction", "output") | {"history": [["a", "b"]]}, talk("a", "b", "2+2?", "4")),
+        ({"question": "2+2?", "choices": ["3", "4"], "answer": 1, "subject": "sums"}, CHOICE),
+        ({"question": "2+2?", "options": ["3", "4"], "answer": "4", "answer_idx": 1}, CHOICE),
+        (
+            {"question": "2+2?", "options": {"A": "3", "B": "4", "E": None}, "answer": "B"},
+            CHOICE,
+        ),
+        (
+            {
+                "question": "2+2?",
+                "choices": {"text": ["3", "4"], "label": ["1", "2"]},
+                "answerKey": "2",
+            },
+            talk("2+2?\n1. 3\n2. 4", "2. 4"),
+        ),
+        (pair("question", "answer") | {"thinking": "2"}, [Q, A | {"reasoning_content": "2"}]),
+        ({"messages": [Q, A | {"reasoning": "2"}]}, [Q, A | {"reasoning_content": "2"}]),
+        (
+            {
+                "messages": [
+                    Q,
+                    A
+                    | {
+                        "content": [
+                            {"type": "thinking", "thinking": "2"},
+                            {"type": "text", "text": "4"},
+                        ]
+                    },
+                ]
+            },
+            [Q, A | {"reasoning_content": "2"}],
+        ),
+    ],
+)
+def test_what_else_a_row_says(value: dict, messages: list) -> None:
+    assert read(value).messages == messages
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        {"content": None, "tool_calls": [CALL]},
+        {"content": "", "tool_calls": json.dumps([CALL])},
+        {"tool_calls": [{"function": {"name": "add", "arguments": '{"a": 2}'}}]},
+        {"function_call": {"name": "add", "arguments": '{"a": 2}'}},
+        {"role": "function_call", "content": '{"name": "add", "arguments": {"a": 2}}'},
+    ],
+)
+def test_tools_and_calls_reach_the_chat_template(calls: dict) -> None:
+    messages = [Q, {"role": "assistant"} | calls, RESULT | {"role": "function"}, A]
+    for tools in ({"tools": [ADD]}, {"functions": json.dumps([{"function": ADD}])}):
+        made = read({"messages": messages} | tools)
+        assert made.messages == [Q, CALLS, RESULT, A] and not made.unread
+        assert made.tools and made.tools[0]["function"] == ADD
+
+
+@pytest.mark.parametrize(
+    ("messages", "kept", "notes"),
+    [
+        ([S | {"content": " "}, Q, A], PAIR, ("empty system",)),
+        ([Q, A, Q | {"content": ""}], PAIR, ("unanswered",)),
+        ([Q, CALLS, RESULT], [Q, CALLS], ("unanswered",)),
+        ([S, A, Q, A], [S, Q, A], ("leading",)),
+        ([A, A, Q, A], PAIR, ("leading", "leading")),
+        ([Q, Q, A], talk("2+2?\n\n2+2?", "4"), ("joined",)),
+        ([Q, A, A], talk("2+2?", "4\n\n4"), ("joined",)),
+    ],
+)
+def test_what_is_repaired_is_noted(messages: list, kept: list, notes: tuple) -> None:
+    made = read({"messages": messages})
+    assert (made.messages, made.notes) == (kept, notes) and set(notes) <= set(NOTES)
+
+
+@pytest.mark.parametrize(
+    ("reason", "value", "words"),
+    [
+        ("shape", {"text": "2+2?", "id": 1}, "it has text, id"),
         ("shape", {"prompt": "2+2?"}, "it has prompt"),
-        ("type", {"messages": "2+2?"}, "column 'messages' is str, not a list of messages: '2+2?'"),
-        ("type", {"messages": [Q, "4"]}, "message 2 of column 'messages' is str, not an object"),
-        (
-            "type",
-            {"messages": [Q, {"role": "assistant", "content": 4}]},
-            "message 2 of column 'messages' is int, not text",
-        ),
-        (
-            "type",
-            {"messages": [{"text": "2+2?"}, A]},
-            "message 1 of column 'messages' has no role; it has: text",
-        ),
-        (
-            "type",
-            {"prompt": "2+2?", "completion": {"x": 1}},
-            "column 'completion' is dict, not text",
-        ),
-        ("type", {"question": "2+2?", "options": "3, 4", "answer": "4"}, "column 'options' is str"),
-        (
-            "role",
-            {"messages": [Q, A, {"role": "tool", "content": "4"}]},
-            "message 3 of column 'messages' has the role",
-        ),
-        ("order", {"messages": [A, Q]}, "message 1 is of the assistant: assistant, user"),
-        ("order", {"messages": [Q, Q, A]}, "message 2 is of the user: user, user, assistant"),
-        ("order", {"messages": [Q, A, A]}, "message 3 is of the assistant"),
-        (
-            "order",
-            {"messages": [Q, {"role": "system", "content": "s"}, A]},
-            "message 2 is of the system",
-        ),
-        (
-            "order",
-            {"messages": [{"role": "system", "content": " "}, Q, Q, A]},
-            "message 3 is of the user",
-        ),
-        (
-            "order",
-            {"system": "s", "messages": [{"role": "system", "content": "s"}, Q, A]},
-            "a system column, and a system",
-        ),
-        (
-            "empty",
-            {"messages": [Q, {"role": "assistant", "content": " \n"}]},
-            "message 2, of the assistant, has no text",
-        ),
-        ("empty", {"prompt": "", "completion": "4"}, "message 1, of the user, has no text"),
+        ("type", {"messages": "2+2?"}, "column 'messages' is '2+2?', not a list of messages"),
+        ("type", {"messages": [Q, "4"]}, "message 2 of column 'messages' is '4', not an object"),
+        ("type", row("2+2?", 4), "message 2 of column 'messages' is int, not text"),  # type: ignore[arg-type]
+        ("type", {"messages": [{"text": "2+2?"}, A]}, "has no role; it has text"),
+        ("type", pair("prompt", "completion") | {"completion": {"x": 1}}, "is dict, not text"),
+        ("type", {"question": "q", "options": "3, 4", "answer": "4"}, "'options' is '3, 4', not"),
+        ("type", pair("instruction", "output") | {"history": ["a"]}, "not a list of pairs"),
+        ("role", {"messages": [Q, A | {"role": "robot"}]}, "has the role 'robot'"),
+        ("order", {"messages": [Q, S, A]}, "message 2 is of the system: user, system, assistant"),
+        ("order", {"messages": [RESULT, Q, A]}, "message 1 is of the tool"),
+        ("order", {"messages": [Q, CALLS, A]}, "message 3 follows another one of the assistant"),
+        ("order", {"system": "s", "messages": [S, Q, A]}, "a system column, and a system message"),
+        ("empty", {"messages": [Q, A | {"content": " \n"}]}, "message 2, of the assistant, has no"),
         ("no assistant", {"messages": [Q]}, "1 messages: user"),
+        ("no assistant", {"messages": [A, Q]}, "2 messages: assistant, user"),
         ("no assistant", {"messages": []}, "0 messages: none"),
-        (
-            "tools",
-            {"messages": [Q, {"role": "assistant", "content": None, "tool_calls": [{"id": 1}]}]},
-            "has tool_calls",
-        ),
-        ("tools", {"messages": [Q, A], "tools": [{"name": "add"}]}, "the row has tools"),
-        (
-            "thoughts",
-            {"messages": [Q, A | {"reasoning_content": "2 and 2"}]},
-            "has reasoning_content",
-        ),
-        ("thoughts", {"messages": [Q, A | {"thinking": "2 and 2"}]}, "has thinking"),
-        ("thoughts", {"question": "2+2?", "answer": "4", "thinking": "2"}, "the row has thinking"),
-        ("weight", {"messages": [Q, A | {"weight": 0.5}]}, "has weight = 0.5"),
-        ("weight", {"messages": [Q, A], "weight": 2}, "the row has weight = 2"),
-        ("unlearned", {"messages": [Q, A], "train": False}, "its weight is 0"),
+        ("tools", {"messages": [Q, A | {"tool_calls": [{"id": 1}]}]}, "which has no name"),
+        ("tools", {"messages": PAIR, "tools": "add(a, b)"}, "column 'tools' is 'add(a, b)'"),
+        ("thoughts", row("a", "b", "c", "d", thinking="2"), "it has thinking and 2 replies"),
+        ("weight", {"messages": [Q, A | {"weight": 0.5}]}, "has weight = '0.5'"),
+        ("weight", {"messages": PAIR, "weight": 2}, "the row has weight = '2'"),
+        ("unlearned", {"messages": PAIR, "train": False}, "its weight is 0"),
+        ("unlearned", {"messages": [Q, A | {"loss": False}]}, "the weight of its 1 replies is 0"),
+        ("preference", {"prompt": "q", "chosen": "a", "rejected": "b"}, "it has chosen and rej"),
+        ("preference", {"messages": PAIR, "chosen": [Q], "rejected": [A]}, "it has rejected"),
+        ("preference", pair("prompt", "completion") | {"label": False}, "it has label = False"),
+        ("media", {"messages": [Q | {"content": [{"type": "image_url"}]}, A]}, "type image_url"),
+        ("media", {"messages": PAIR, "images": ["x.png"]}, "it has images"),
+        ("options", {"question": "q", "options": {"A": "3"}, "answer": "4"}, "is none of the opt"),
         (
             "options",
-            {"question": "q", "options": {"A": "3"}, "answer": "4"},
-            "'4' is none of the options",
+            {"question": "q", "choices": ["3", "4"], "answer": 2},
+            "is none of the options",
         ),
+        ("options", {"question": "q", "options": ["4", "4"], "answer": "4"}, "'4' is A and B"),
         (
             "options",
-            {"question": "q", "options": {"A": "4", "B": "4"}, "answer": "4"},
-            "'4' is A and B",
-        ),
-        (
-            "options",
-            {"question": "q", "options": {"A": "3", "B": "4"}, "answer": "4", "answer_idx": "A"},
+            {"question": "q", "options": ["3", "4"], "answer": "4", "answer_idx": "A"},
             "answer_idx is 'A', but '4' is B",
         ),
         ("nul", {"prompt": "a\0", "completion": "4"}, "column 'prompt': character 1 is NUL"),
-        (
-            "surrogate",
-            {"prompt": "2+2?", "completion": "\ud83d"},
-            "column 'completion': character 0 is '\\ud83d'",
-        ),
+        ("surrogate", pair("prompt", "response") | {"response": "\ud83d"}, "character 0 is '\\ud"),
     ],
 )
-def test_each_reason_is_named_with_what_is_there(reason: str, row: dict, words: str) -> None:
-    made = conversation_of(row)
-    assert isinstance(made, Bad) and made.reason == reason and words in made.what, made
+def test_each_reason_is_named_with_what_is_there(reason: str, value: dict, words: str) -> None:
+    made = conversation_of(value)
+    assert isinstance(made, Bad) and (made.reason, words in made.what) == (reason, True), made
 
 
-def test_all_reasons_and_notes_are_explained() -> None:
-    """The table above has each of them."""
-    mark = next(
-        m
-        for m in test_each_reason_is_named_with_what_is_there.pytestmark
-        if m.name == "parametrize"
-    )
+def test_all_reasons_are_in_the_table_and_say_what_works() -> None:
+    (mark,) = test_each_reason_is_named_with_what_is_there.pytestmark
     assert {reason for reason, _, _ in mark.args[1]} == set(REASONS)
-    assert set(NOTES) == {"empty system", "unanswered"}
+    assert all(". " in sentence for sentence in REASONS.values())
 
 
-def test_what_is_mended_is_noted() -> None:
-    made = conversation_of(
-        {"messages": [{"role": "system", "content": ""}, Q, A, {"role": "user", "content": ""}]}
-    )
-    assert isinstance(made, Conversation)
-    assert (made.messages, set(made.notes)) == (PAIR, set(NOTES))
+@pytest.mark.parametrize("zero", [{"weight": 0}, {"train": False}, {"loss": 0.0}])
+def test_replies_of_weight_0_are_read_and_not_scored(zero: dict) -> None:
+    made = read({"messages": [Q, A | zero, Q | zero, A | {"weight": 1, "thinking": None}]})
+    assert made.messages == [*PAIR, *PAIR] and made.unlearned == {1} and not made.unread
 
 
-@pytest.mark.parametrize(
-    ("keys", "is_learned"),
-    [
-        ({"weight": 0}, False),
-        ({"weight": 0.0}, False),
-        ({"train": False}, False),
-        ({"training": False}, False),
-        ({"loss": False}, False),
-        ({"weight": 1, "train": True}, True),
-        ({"weight": None, "tool_calls": [], "reasoning_content": "", "thinking": None}, True),
-    ],
-)
-def test_messages_of_weight_0_are_read_and_not_learned_from(
-    keys: dict[str, object], is_learned: bool
-) -> None:
-    made = conversation_of({"messages": [Q | {"weight": 0}, A | keys], "tools": "[]", "weight": 1})
-    assert isinstance(made, Conversation)
-    assert made.messages == PAIR and not made.unread
-    assert [is_scored(message) for message in made.messages] == [False, is_learned]
+def test_columns_that_are_only_information_are_named() -> None:
+    made = read({"messages": [Q | {"date": 7}, A | {"name": ""}], "id": 3, "prompt": "x"})
+    assert made.unread == {"id", "prompt", "date of messages"}
 
 
-def test_what_is_not_read_is_said() -> None:
-    made = conversation_of(
-        {"messages": [Q, A | {"name": "bot", "date": None}], "id": 3, "prompt": "x"}
-    )
-    assert isinstance(made, Conversation)
-    assert made.unread == {"id", "prompt", "name of messages"}
+def test_preferences_whose_good_reply_is_the_conversation_are_read() -> None:
+    assert read({"messages": PAIR, "chosen": PAIR, "rejected": [Q]}).messages == PAIR
 
 
 def test_medqa() -> None:
     path = SHARED / "medical" / "medqa_4options_test_even.jsonl"
     if not path.exists():
         pytest.skip(f"{path} is not here")
-    for row in map(json.loads, path.read_text().splitlines()):
-        made = conversation_of(row)
-        assert isinstance(made, Conversation)
-        (_, asked), (_, answered) = made.messages
-        assert (
-            answered == f"{row['answer_idx']}. {row['answer']}" and answered in asked.splitlines()
-        )
-        assert all(text in asked for text in (row["question"], *row["options"].values()))
+    for value in map(json.loads, path.read_text().splitlines()):
+        question, answer = (message["content"] for message in read(value).messages)
+        assert answer == f"{value['answer_idx']}. {value['answer']}"
+        assert answer in question.splitlines() and value["question"] in question

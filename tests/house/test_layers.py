@@ -80,6 +80,7 @@ IMPORTED_ONLY_BY = {  # others start these as processes of their own
 }
 SAME_NAME_IN_FOLDERS_THAT_TELL_THEM_APART = {
     "__main__": 10,
+    "examples": 2,  # finetune/, plan/examples/
     "main": 2,  # train/, finetune/: what torchrun starts
     "manifest": 2,  # train/checkpoint/, train/data/
     "panels": 2,  # analysis/, monitor/

@@ -39,7 +39,7 @@ class Sites:
             else []
         )
 
-    def exchanges(self, site: int, of: int, beyond: int = 0) -> Records:
+    def syncs(self, site: int, of: int, beyond: int = 0) -> Records:
         """Those that counted, of so many sites."""
         return [
             r
@@ -53,10 +53,10 @@ class Sites:
         )
 
     def until(self, sites: list[int], of: int, count: int, what: str) -> None:
-        """Wait until each of these sites has made so many more exchanges with so many of them."""
+        """Wait until each of these sites has made so many more syncs with so many of them."""
         begun = {site: self.last(site) for site in sites}
         self.lab.until(
-            lambda: all(len(self.exchanges(site, of, begun[site])) >= count for site in sites), what
+            lambda: all(len(self.syncs(site, of, begun[site])) >= count for site in sites), what
         )
 
     def lighthouses(self) -> list[dict[str, Any]]:
@@ -77,7 +77,7 @@ class Sites:
 
 @dataclasses.dataclass
 class Story:
-    """begun, lost, back: uids of the pods, by index; alone: the exchanges of the first site while one was away; after:
+    """begun, lost, back: uids of the pods, by index; alone: the syncs of the first site while one was away; after:
     outer steps with all three again; told: what make status said then; stopped: what make stop said; left: what was
     there behind it; ended: the records of each site by then; lighthouses: uid and restarts of its pod, before and
     behind its end."""
@@ -105,13 +105,13 @@ def sites(tmp_path_factory: pytest.TempPathFactory, data: dict[str, str]) -> Ite
 def story(sites: Sites) -> Story:
     lab, everybody = sites.lab, list(range(SITES))
     lab.make("train-8xa100", RUN, MAX_STEPS="100000", **ASKED)
-    sites.until(everybody, SITES, 2, "all three exchange")
+    sites.until(everybody, SITES, 2, "all three sync")
     begun = lab.uids(RUN)
     before = sites.last(0)
     lab.kubelet.images.clear()  # so that the next pod takes its time
     lab.kubelet.kill(lab.pods(RUN)[2]["metadata"]["name"])
     sites.until([0, 1], 2, 2, "two go on without the third")
-    lost, alone = lab.uids(RUN), sites.exchanges(0, 2, before)
+    lost, alone = lab.uids(RUN), sites.syncs(0, 2, before)
     lab.kubelet.images.add(IMAGE)
     sites.until(everybody, SITES, 2, "the third is back")
     back, after = lab.uids(RUN), sites.last(0)
@@ -175,7 +175,7 @@ def test_the_lighthouse_is_started_again_where_it_was(story: Story) -> None:
 def test_status_tells_of_each_site(story: Story) -> None:
     assert "running: all 3 pods run" in story.told and f"Job {NAME}" in story.told
     assert (
-        "site 1 " in story.told and "site 2 " in story.told and "last exchange: step" in story.told
+        "site 1 " in story.told and "site 2 " in story.told and "last sync: step" in story.told
     )
     assert "of 3 sites" in story.told and "every step waits" not in story.told
 

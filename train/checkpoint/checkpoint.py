@@ -95,7 +95,7 @@ def write(
 ) -> int:
     """Write checkpoints/step_N, on the ranks of a group together.
 
-    A committed folder is replaced only if sites have exchanged something since, or it was evaluated.
+    A committed folder is replaced only if sites have synced something since, or it was evaluated.
 
     Args:
         states: what `save` writes.

@@ -156,7 +156,7 @@ class StripedGloo(ProcessGroup):
         return Pending(self, tensor, buffer, parts)
 
     def reset(self) -> None:
-        """Begin another exchange: bytes_sent and seconds are of that."""
+        """Begin another sync: bytes_sent and seconds are of that."""
         self.bytes_sent = 0
         self.seconds = 0.0
         self.began = time.perf_counter()

@@ -6,7 +6,7 @@ It serves until SIGTERM or Ctrl-C; in a pod, where each site's pod writes how it
 (RunPaths.last_word), until the run is over. torchft's lighthouse listens there, and the registry of
 sites (site_registry.py) on the next port: on loopback if LIGHTHOUSE is not set. Neither keeps
 anything: started again, both know within seconds what they knew. While it is away sites train on,
-and wait at their next exchange. The registry knows the run's sites by their secret, but nothing is
+and wait at their next sync. The registry knows the run's sites by their secret, but nothing is
 encrypted, and torchft's port asks nobody who he is: both belong into a private network.
 """
 
@@ -33,7 +33,7 @@ from train.distributed.pod import in_pod
 
 log = logging.getLogger(__name__)
 
-TICK_MS = 100  # how often it looks whether an exchange can begin
+TICK_MS = 100  # how often it looks whether a sync can begin
 DEAD_MS = 5000  # who has not been heard of for so long is not waited for
 LOOK_S = 2.0  # between two looks at whether the run is over
 SIGNAL_S = 0.2  # between two looks at whether a signal has come

@@ -29,7 +29,7 @@ class OuterOptimizer:
     """The global weights, and what optimizes them. Each process holds its own part of every weight.
 
     Attributes:
-        fragments: names of the weights that are exchanged together, for each fragment.
+        fragments: names of the weights that are synced together, for each fragment.
         weights: name -> global weights: those that all sites have in common, sharded as the
             model's are.
         momentum: name -> momentum of the outer step, sharded alike.
@@ -64,13 +64,13 @@ class OuterOptimizer:
         return [(name, local(weights[name].detach()), local(self.weights[name])) for name in names]
 
     def send(self, fragment: int, manager: "Manager") -> None:
-        """Begin to average what this site has changed since the last exchange."""
+        """Begin to average what this site has changed since the last sync."""
         for name, own, common in self.parts(self.fragments[fragment]):
             self.changes[name] = common - own
             self.pending.append(manager.allreduce(self.changes[name]))
 
     def receive(self, manager: "Manager") -> bool:
-        """Wait for the mean, and make the outer step. Returns False where the exchange failed.
+        """Wait for the mean, and make the outer step. Returns False where the sync failed.
 
         This site's steps are dropped then: it has the global weights.
         """

@@ -30,9 +30,9 @@ class NumberedByMembers:
 
     A lighthouse that starts again counts quorums from 1 anew. The number of other members, or the
     place where they found each other long ago, would be taken for those of this quorum. So the
-    members go into the number, and the exchange into the place. A site that was away may even know
+    members go into the number, and the sync into the place. A site that was away may even know
     the number of these members from before and would not connect anew, as the others do: where a
-    site is behind, the exchange goes into the number too.
+    site is behind, the sync goes into the number too.
     """
 
     def __init__(self, client: Any):

@@ -91,7 +91,7 @@ def wait_for_sites(
 
 def log_sites(config: Config, site: "Site", others: Sites) -> None:
     log.info(
-        "site %d of %d, on %s: others there: %s; exchanges every %d steps with H=%d, by %d "
+        "site %d of %d, on %s: others there: %s; syncs every %d steps with H=%d, by %d "
         "connections, in %s",
         config.site_rank,
         config.sites,

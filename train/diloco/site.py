@@ -1,11 +1,11 @@
-"""What a process does about the other sites: it exchanges fragments with them, and counts exchanges.
+"""What a process does about the other sites: it syncs fragments with them, and counts syncs.
 
     SYNC_EVERY / SYNC_FRAGMENTS inner steps at each site by itself
     -> a quorum: who takes part; a site that is behind gets the weights of one that is not
-    -> an exchange of the next fragment (outer_step.py), summed over the sites by allreduce.py
+    -> a sync of the next fragment (outer_step.py), summed over the sites by allreduce.py
 
-With SYNC_DELAY the exchange begins so many steps earlier, and ends when it is due. One that fails
-costs the steps since the last. A process exchanges its own part of each weight, with the
+With SYNC_DELAY the sync begins so many steps earlier, and ends when it is due. One that fails
+costs the steps since the last. A process syncs its own part of each weight, with the
 processes of its rank at the other sites.
 """
 
@@ -50,10 +50,10 @@ class Site:
     """This site, as one of its ranks knows it. All ranks create it together, once weights are there.
 
     An example: SYNC_EVERY=100 SYNC_FRAGMENTS=4 SYNC_DELAY=5. The sync_interval is 25 steps, and base
-    is 0. The third exchange is due at step 0 + 3 x 25 = 75, and its fragment is 2 of 0 to 3. After
-    step 70 it begins: exchanges is 2, and last_sync_step 50. After step 75 it ends: exchanges is 3.
-    A run that ends at step 90 exchanges fragments 3, 0, 1 and 2 there: exchanges is 7, finished is
-    90, and base becomes 90 - 7 x 25 = -85. If MAX_STEPS is raised, the eighth exchange is due at
+    is 0. The third sync is due at step 0 + 3 x 25 = 75, and its fragment is 2 of 0 to 3. After
+    step 70 it begins: syncs is 2, and last_sync_step 50. After step 75 it ends: syncs is 3.
+    A run that ends at step 90 syncs fragments 3, 0, 1 and 2 there: syncs is 7, finished is
+    90, and base becomes 90 - 7 x 25 = -85. If MAX_STEPS is raised, the eighth sync is due at
     step -85 + 8 x 25 = 115, an interval after step 90.
 
     Args:
@@ -66,16 +66,16 @@ class Site:
     Attributes:
         step: that the model has made, as of the last call.
         outer: the global weights, and what optimizes them.
-        sync_interval: steps from one exchange to the next.
-        base: the step at which exchange 0 would have been due.
-        finished: the step after which nothing was left to exchange; -1 before.
+        sync_interval: steps from one sync to the next.
+        base: the step at which sync 0 would have been due.
+        finished: the step after which nothing was left to sync; -1 before.
         number: of the fragment in flight, or of the last one.
-        healed_at: the step of the site whose weights the last call of `exchange` took over, since
+        healed_at: the step of the site whose weights the last call of `sync` took over, since
             this site was behind; None if it was not.
-        present: sites that took part in the last exchange.
-        seconds, waited_s: what the last exchange took, and what training waited of that.
+        present: sites that took part in the last sync.
+        seconds, waited_s: what the last sync took, and what training waited of that.
         digests: of each fragment's global weights.
-        manager: torchft's, which counts the exchanges.
+        manager: torchft's, which counts the syncs.
     """
 
     manager: Quorums
@@ -113,15 +113,15 @@ class Site:
         self.step = step
         if facts:
             self.finished = facts["finished"]
-            exchanges = facts["exchanges"]
-            last_sync_step = facts["base"] + exchanges * facts["turn"]  # the same at all sites
+            syncs = facts["exchanges"]
+            last_sync_step = facts["base"] + syncs * facts["turn"]  # the same at all sites
         else:
             self.finished = -1
-            exchanges = int(step > 0)
+            syncs = int(step > 0)
             last_sync_step = step - step % self.sync_interval
-        self.base = last_sync_step - exchanges * self.sync_interval
+        self.base = last_sync_step - syncs * self.sync_interval
         self.connect(stop_requested)
-        self.manager.load_state_dict({"step": exchanges, "batches_committed": 0})
+        self.manager.load_state_dict({"step": syncs, "batches_committed": 0})
 
     # ---- Connections
 
@@ -170,7 +170,7 @@ class Site:
             ) from None
 
     def leave(self) -> bool:
-        """Take no part in exchanges any more. Returns whether a thread still waits for other sites."""
+        """Take no part in syncs any more. Returns whether a thread still waits for other sites."""
         with contextlib.suppress(Exception):
             self.manager.shutdown(wait=False)
         self.gloo.shutdown()
@@ -184,46 +184,46 @@ class Site:
         return bool(self.outer.changes)
 
     @property
-    def exchanges(self) -> int:
-        """Exchanges in which this site took part, or whose result it took over."""
+    def syncs(self) -> int:
+        """Syncs in which this site took part, or whose result it took over."""
         return self.manager.current_step()
 
     @property
     def last_sync_step(self) -> int:
-        """The step at which the last exchange was due. It may have been made before."""
-        return self.base + self.exchanges * self.sync_interval
+        """The step at which the last sync was due. It may have been made before."""
+        return self.base + self.syncs * self.sync_interval
 
     def progress(self) -> dict[str, Any]:
-        """Return the exchanges, and a hash of all global weights: the same at all that are as far."""
+        """Return the syncs, and a hash of all global weights: the same at all that are as far."""
         weights = xxhash.xxh3_64("".join(self.digests).encode()).hexdigest()
-        return {"exchanges": self.exchanges, "weights": weights}
+        return {"exchanges": self.syncs, "weights": weights}
 
     @property
     def away(self) -> list[int]:
-        """Sites that did not take part in the last exchange."""
+        """Sites that did not take part in the last sync."""
         there = {member // self.world.size for member in self.gloo.sites}
         return [site for site in range(self.config.sites) if there and site not in there]
 
     def is_due(self, step: int) -> bool:
-        """Whether an exchange begins or ends after this step."""
+        """Whether a sync begins or ends after this step."""
         due = self.last_sync_step + self.sync_interval
         return step >= (due if self.in_flight else due - self.config.sync_delay)
 
     def is_all_synced(self, step: int) -> bool:
-        """Whether each fragment has been exchanged since the last exchange before this step."""
+        """Whether each fragment has been synced since the last sync before this step."""
         others = len(self.outer.fragments) - 1
         return not self.in_flight and self.last_sync_step >= step + others * self.sync_interval
 
-    # ---- Exchanging
+    # ---- Syncing
 
-    def exchange(self, step: int) -> bool | None:
-        """End the exchange that is in flight. If none is, begin one, and end it if it has no delay.
+    def sync(self, step: int) -> bool | None:
+        """End the sync that is in flight. If none is, begin one, and end it if it has no delay.
 
-        step: that the model has made. Raises Interrupted, with all as it was before the exchange;
+        step: that the model has made. Raises Interrupted, with all as it was before the sync;
         PeersMissing, PeersDiffer.
 
         Returns:
-            Whether the exchange counts that has ended now, the same on all ranks; None if none has.
+            Whether the sync counts that has ended now, the same on all ranks; None if none has.
         """
         called = time.perf_counter()
         self.step = step
@@ -260,19 +260,17 @@ class Site:
                 f"(NODE_RANK={config.node_rank}), since before this one; stop one of them"
             )
         self.present = self.manager.num_participants()
-        if (
-            len(set(all_gather_object((self.healed_at, self.exchanges)))) > 1
-        ):  # a model of two halves
+        if len(set(all_gather_object((self.healed_at, self.syncs)))) > 1:  # a model of two halves
             raise PeersMissing(
                 "the weights of another site came through to some processes of this one only; it "
                 "goes back to its checkpoint"
             )
         if self.healed_at is not None:
-            if self.healed_at < before:  # it has made more exchanges in fewer steps
+            if self.healed_at < before:  # it has made more syncs in fewer steps
                 raise PeersDiffer(describe_apart(config, "another site"))
             self.step = self.healed_at
             self.digests = self.digest_all()
-        self.number = self.exchanges % len(self.outer.fragments)
+        self.number = self.syncs % len(self.outer.fragments)
         self.outer.send(self.number, self.manager)
 
     def digest_all(self) -> list[str]:
@@ -297,7 +295,7 @@ class Site:
     def facts(self) -> dict[str, int]:
         """Return what a checkpoint keeps beside tensors."""
         return {
-            "exchanges": self.exchanges,
+            "exchanges": self.syncs,
             "turn": self.sync_interval,
             "base": self.base,
             "finished": self.finished,

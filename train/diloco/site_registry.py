@@ -1,6 +1,6 @@
 """A site's part in the registry that `make lighthouse` serves: who it is, how far it is, that it lives.
 
-torchft's lighthouse knows who takes part in an exchange, not with which settings, nor whether
+torchft's lighthouse knows who takes part in a sync, not with which settings, nor whether
 somebody is on the way. Here a thread of each site speaks every few seconds. The registry
 (distributed/registry.py) is on the port after LIGHTHOUSE's. Standard library only.
 """

@@ -99,7 +99,7 @@ class WeightServer(CheckpointTransport[Any]):
         self.are_there.set()
 
     def disallow_checkpoint(self) -> None:
-        """Forget, after an exchange, what is several times as large as the model."""
+        """Forget, after a sync, what is several times as large as the model."""
         self.are_there.clear()
         self.offer = NOTHING
 

@@ -4,6 +4,10 @@ A step is refused where its loss or gradient norm is not finite, or exceeds
 
     median + SPIKE_SIGMAS x spread      of the last WINDOW steps that were taken
 
+Where only the norm is exceeded, several steps in a row, the norms have a new level: the bound of norms is
+forgotten and learned anew. A model that memorizes a small data set gets there. A model that diverges has
+losses beyond their bound as well.
+
 spread is the median distance from the median, scaled to be the standard deviation of a normal distribution;
 it is taken to be at least a part of the median, so that a quiet stretch does not make the guard nervous. The
 same numbers reach all ranks, so that all decide alike; the window is in the checkpoint, so that a resumed run
@@ -27,9 +31,11 @@ LEAST_SPREAD = {
     "loss": 0.02,
     "grad_norm": 0.25,
 }  # parts of the median: 8 sigmas are 16% of a loss, 3 times a norm
+LEAST_NATS = 0.04  # spread of a loss below 2, whose steps differ by several times when it is near 0
 # What a checkpoint calls the fields of a Guard, beside its windows.
 STORED_NAMES = {
     "skips": "skips",
+    "norm_skips": "norm_skips",
     "rollbacks": "rollbacks",
     "release_step": "beyond",
     "rollback_step": "went_to",
@@ -38,6 +44,7 @@ STORED_NAMES = {
 COOLDOWN = 5  # steps after a synchronization of sites, in which norms jump without harm
 MAX_SKIPS = 3  # refused steps in a row, after which the run goes back to a checkpoint
 MAX_ROLLBACKS = 3  # times that it may go back to get past one place, before the run ends
+NEW_LEVEL = 2  # of them refused for their norm alone, after which norms have a new level
 LOOK_BACK = 100  # steps whose samples a rollback passes over: those before a spike often lead to it
 
 
@@ -59,6 +66,7 @@ class Guard:
     loss: deque[float] = dataclasses.field(default_factory=new_window)
     grad_norm: deque[float] = dataclasses.field(default_factory=new_window)
     skips: int = 0  # in a row
+    norm_skips: int = 0  # of them the latest that were refused for their norm alone
     rollbacks: int = 0  # since the run last got well beyond where it went back from
     release_step: int = 0  # from which on rollbacks are counted anew
     rollback_step: int = 0  # that the last of them went back to
@@ -83,7 +91,10 @@ class Guard:
             return math.inf
         middle = median(window)
         spread = NORMAL * median(abs(value - middle) for value in window)
-        return middle + self.sigmas * max(spread, LEAST_SPREAD[name] * abs(middle))
+        least = LEAST_SPREAD[name] * abs(middle)
+        if name == "loss":
+            least = max(least, LEAST_NATS)
+        return middle + self.sigmas * max(spread, least)
 
     def explain(self, refused: str | None) -> str:
         """Say why a step was refused."""
@@ -99,12 +110,17 @@ class Guard:
             self.loss.append(loss)
             self.grad_norm.append(grad_norm)
         self.skips = 0
+        self.norm_skips = 0
         if step > self.release_step:
             self.rollbacks = 0
 
-    def skipped(self) -> None:
-        """A step was refused."""
+    def skipped(self, reason: str) -> None:
+        """A step was refused. reason: as check_step returns it."""
         self.skips += 1
+        self.norm_skips = self.norm_skips + 1 if reason == "grad_norm" else 0
+        if self.norm_skips == NEW_LEVEL:
+            self.grad_norm.clear()
+            self.skips = 0
 
     @property
     def must_go_back(self) -> bool:
@@ -120,6 +136,7 @@ class Guard:
         self.release_step = max(self.release_step, step + LOOK_BACK)
         self.rollback_step = to
         self.skips = 0
+        self.norm_skips = 0
         self.rollbacks += 1
 
     @property
@@ -139,4 +156,4 @@ class Guard:
         if not history:
             return
         for name, stored in STORED_NAMES.items():
-            setattr(self, name, state[stored])
+            setattr(self, name, state.get(stored, 0))

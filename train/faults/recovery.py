@@ -72,7 +72,7 @@ class Recovery:
         self.gaps = with_gap(self.gaps, job.step, config.batch_windows)
         for hook in job.hooks:
             hook.after_jump(job)
-        self.guard.skipped()
+        self.guard.skipped(numbers.skipped)
 
     def roll_back(self, job: "Job") -> None:
         """Go back to the last good checkpoint, skipping the samples that led here, unless a hook knows a better state.

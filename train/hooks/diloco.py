@@ -1,7 +1,7 @@
-"""SYNC=diloco: what a run does about its other sites. It finds them, and exchanges with them.
+"""SYNC=diloco: what a run does about its other sites. It finds them, and syncs with them.
 
-a step -> Site.exchange -> it counts      a `sync` event, with a hash of the global weights
-                        -> it failed      back to the last exchange: `rollback`, samples passed over
+a step -> Site.sync -> it counts      a `sync` event, with a hash of the global weights
+                        -> it failed      back to the last sync: `rollback`, samples passed over
                         -> it was behind  the weights of the others: `gap`, the steps it missed
 """
 
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
 
 
 class DiLoCo(Hook):
-    """This site among the others. It is no hook of a run that has nothing left to exchange.
+    """This site among the others. It is no hook of a run that has nothing left to sync.
 
     Attributes:
         site: on all ranks, once they have joined.
         client: what the sites say of themselves, on the first rank.
-        is_behind: whether the other sites had made more exchanges when this one started.
+        is_behind: whether the other sites had made more syncs when this one started.
         missed: steps that this site took no part in, as [from, to].
-        stall_s: of exchanges that no step has reported yet.
-        sites_before: that took part in the last exchange.
+        stall_s: of syncs that no step has reported yet.
+        sites_before: that took part in the last sync.
         stored: tensors and facts of a checkpoint, until the site continues there.
     """
 
@@ -93,17 +93,17 @@ class DiLoCo(Hook):
                 if self.client:
                     others = roll_call.wait_for_sites(job, self.client, deadline, self.site)
                     roll_call.log_sites(config, self.site, others)
-                    exchanges = [other["exchanges"] for other in others.values()]
-                    self.is_behind = max(exchanges, default=0) > self.site.exchanges
+                    syncs = [other["exchanges"] for other in others.values()]
+                    self.is_behind = max(syncs, default=0) > self.site.syncs
             self.is_behind = broadcast_object(self.is_behind)
 
     def at_start(self, job: "Job") -> Requests | None:
-        """Take the others' weights if this site is behind; make the exchange in which it was stopped."""
+        """Take the others' weights if this site is behind; make the sync in which it was stopped."""
         site = self.site
         if self.client:
             self.client.said["training"] = True
         is_due = site.is_due(job.step) and job.step < job.config.last_step
-        if (self.is_behind or is_due) and self.exchange(job):
+        if (self.is_behind or is_due) and self.sync(job):
             return STOP
         if job.step >= job.config.last_step and site.finished != job.step:
             return self.finish(job)
@@ -119,17 +119,17 @@ class DiLoCo(Hook):
         return values
 
     def between_steps(self, job: "Job", requests: Requests) -> Requests | None:
-        if self.site.is_due(job.step) and self.exchange(job):
+        if self.site.is_due(job.step) and self.sync(job):
             return STOP
         if job.step == job.config.last_step and "stop" not in requests:
             return self.finish(job)
         return None
 
     def finish(self, job: "Job") -> Requests | None:
-        """Exchange what the sites do not have in common yet, so that all end with the same weights."""
+        """Sync what the sites do not have in common yet, so that all end with the same weights."""
         step, site = job.step, self.site
         while not site.is_all_synced(step):
-            if self.exchange(job):
+            if self.sync(job):
                 return STOP
             if job.step < step:  # it failed: the steps until here are made again
                 return None
@@ -137,12 +137,12 @@ class DiLoCo(Hook):
         return None
 
     def finish_in_flight(self, job: "Job") -> None:
-        """End the exchange that is in flight, which a checkpoint cannot hold. The next comes as usual."""
+        """End the sync that is in flight, which a checkpoint cannot hold. The next comes as usual."""
         if self.site.in_flight:
-            self.exchange(job)
+            self.sync(job)
 
-    def exchange(self, job: "Job") -> Requests | None:
-        """Begin or end an exchange, and do what follows from it. Raises PeersMissing, PeersDiffer.
+    def sync(self, job: "Job") -> Requests | None:
+        """Begin or end a sync, and do what follows from it. Raises PeersMissing, PeersDiffer.
 
         Returns:
             "stop" if told so while waiting for others to begin it.
@@ -151,16 +151,16 @@ class DiLoCo(Hook):
         # Until there is a quorum, until those that are behind have fetched weights, and for the rest.
         limit_s = 3 * timeouts.SYNC_TIMEOUT_S
         job.status.beat(step=job.step)
-        with job.activity("an exchange between sites", limit_s, phase="exchanging"):
+        with job.activity("a sync between sites", limit_s, phase="syncing"):
             try:
-                counts = site.exchange(job.step)
+                counts = site.sync(job.step)
             except Interrupted:
                 return STOP
             job.rates.sites = site.present
             if site.healed_at is not None:
                 self.catch_up(job, site.healed_at)
             if counts:
-                self.record_exchange(job)
+                self.record_sync(job)
             elif counts is not None:
                 self.undo(job)
             if self.client:
@@ -168,8 +168,8 @@ class DiLoCo(Hook):
         self.stall_s += time.perf_counter() - called
         return None
 
-    def record_exchange(self, job: "Job") -> None:
-        """Record an exchange that counts."""
+    def record_sync(self, job: "Job") -> None:
+        """Record a sync that counts."""
         site = self.site
         digest = site.digests[site.number]
         sent = site.gloo.bytes_sent
@@ -178,7 +178,7 @@ class DiLoCo(Hook):
             job.step,
             job.tokens,
             replica=job.config.site_rank,
-            outer_step=site.exchanges,
+            outer_step=site.syncs,
             fragment=site.number,
             sites=site.present,
             committed=True,
@@ -190,12 +190,12 @@ class DiLoCo(Hook):
         job.guard.synchronized(site.sync_interval)
         has_changed = site.present != self.sites_before
         self.sites_before = site.present
-        if not has_changed and site.exchanges % 10:
+        if not has_changed and site.syncs % 10:
             return
         away = ", ".join(map(str, site.away))
         missing = f" (away: {away})" if away else ""
         job.recorder.say(
-            f"exchange {site.exchanges} after step {job.step}: {site.present} of "
+            f"sync {site.syncs} after step {job.step}: {site.present} of "
             f"{job.config.sites} sites{missing}, {sent / 1e6:.1f} MB in {site.seconds:.2f} s, of which "
             f"training waited {site.waited_s:.2f} s; hash {digest}"
         )
@@ -219,7 +219,7 @@ class DiLoCo(Hook):
     # ---- Going back, saving, leaving
 
     def undo(self, job: "Job") -> None:
-        """Go on from the exchange before one that failed. The site has dropped its steps since."""
+        """Go on from the sync before one that failed. The site has dropped its steps since."""
         failed = self.site.gloo.failed
         causes = all_gather_object(cause(failed) if failed else "")  # not every error can be sent
         if any(causes):
@@ -228,7 +228,7 @@ class DiLoCo(Hook):
             reason = f"{self.site.present} sites, and MIN_SITES={job.config.min_sites}"
         else:
             reason = "another process of this site failed"
-        reason = f"the exchange after step {job.step} failed ({reason})"
+        reason = f"the sync after step {job.step} failed ({reason})"
         self.go_back(job, reason, time.perf_counter(), self.site.waited_s)
 
     def roll_back(self, job: "Job", reason: str) -> bool:
@@ -243,7 +243,7 @@ class DiLoCo(Hook):
         return True
 
     def go_back(self, job: "Job", reason: str, began: float, stall_s: float) -> None:
-        """Continue from the step of the last exchange, whose weights are there.
+        """Continue from the step of the last sync, whose weights are there.
 
         began: time.perf_counter() when that began. Raises CheckpointError, on all ranks.
         """

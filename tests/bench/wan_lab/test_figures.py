@@ -167,7 +167,7 @@ def step(at: float) -> dict[str, Any]:
     return {"event": "step", "time": at}
 
 
-def exchange(
+def sync(
     at: float, outer: int, digest: str, fragment: int = 0, committed: bool = True
 ) -> dict[str, Any]:
     return {
@@ -186,7 +186,7 @@ def test_a_pause_is_the_longest_wait_beyond_a_usual_step_in_its_time() -> None:
     assert training.longest_pause(records, 9.5, 12.0) == 0.0
 
 
-def test_steps_are_lost_to_failed_exchanges_of_that_time_only() -> None:
+def test_steps_are_lost_to_failed_syncs_of_that_time_only() -> None:
     gaps = [
         {"event": "gap", "time": at, "from": begin, "to": end, "reason": reason}
         for at, begin, end, reason in (
@@ -198,14 +198,14 @@ def test_steps_are_lost_to_failed_exchanges_of_that_time_only() -> None:
     assert training.steps_lost(gaps, 4.0, 7.0) == 10
 
 
-def test_hashes_are_compared_where_all_sites_have_the_exchange() -> None:
-    one = [exchange(1, 1, "z"), exchange(5, 2, "a"), exchange(6, 3, "b"), exchange(7, 4, "c")]
+def test_hashes_are_compared_where_all_sites_have_the_sync() -> None:
+    one = [sync(1, 1, "z"), sync(5, 2, "a"), sync(6, 3, "b"), sync(7, 4, "c")]
     other = [
-        exchange(1, 1, "y"),
-        exchange(5, 2, "a"),
-        exchange(6, 3, "x"),
-        exchange(7, 5, "c"),
-        exchange(8, 4, "c", committed=False),
+        sync(1, 1, "y"),
+        sync(5, 2, "a"),
+        sync(6, 3, "x"),
+        sync(7, 5, "c"),
+        sync(8, 4, "c", committed=False),
     ]
     assert training.hashes([one, other], since=4) == {"exchanges": 2, "equal": 1}
 

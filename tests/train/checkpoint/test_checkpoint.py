@@ -89,24 +89,24 @@ def test_what_sites_have_in_common_is_kept_and_read_if_it_is_asked_for(tiny, tmp
     need = checkpoint.needed_bytes(model, 2)
     sites = {"turn": 2, "base": 0, "finished": -1}
 
-    def common(step, exchanges, value):
+    def common(step, syncs, value):
         """Write a checkpoint in which all that sites have in common has this value; what is read from it."""
         outer = {}
         for name, weight in model.named_parameters():
             for kind in ("weights", "momentum"):
                 outer[f"{kind}.{name}"] = torch.full(weight.shape, value)
-        states = checkpoint.tensor_states(model, optimizer, outer if exchanges else None)
+        states = checkpoint.tensor_states(model, optimizer, outer if syncs else None)
         small = states_of(step)
-        if exchanges:
-            small["sites"] = sites | {"exchanges": exchanges}
+        if syncs:
+            small["sites"] = sites | {"exchanges": syncs}
         assert checkpoint.write(tmp_path, step, states, need, small, ALONE) <= need
         stored: dict = {}
         checkpoint.load_into(folder_of(tmp_path, step), *trained(tiny, 2), outer=stored)
-        assert stored.keys() == (outer.keys() if exchanges else set())
+        assert stored.keys() == (outer.keys() if syncs else set())
         return {values.unique().item() for values in stored.values()}
 
     assert common(1, 1, 3.0) == {3.0}
-    assert common(1, 1, 4.0) == {3.0}  # left alone: nothing was exchanged since
+    assert common(1, 1, 4.0) == {3.0}  # left alone: nothing was synced since
     assert common(1, 2, 5.0) == {5.0}
     assert common(2, 0, 6.0) == set()  # of one site
     assert verify(tmp_path / "step_0000001")["sites"]["exchanges"] == 2

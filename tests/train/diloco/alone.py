@@ -1,4 +1,4 @@
-"""A site without others, whose exchanges succeed or fail as told. All else of it is real."""
+"""A site without others, whose syncs succeed or fail as told. All else of it is real."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +19,7 @@ class Mean:
         others: the sum of what the others have changed, for each of this site's sums in turn.
 
     Attributes:
-        failing: whether the next exchanges fail.
+        failing: whether the next syncs fail.
     """
 
     def __init__(self, sites=1, others=()):
@@ -64,7 +64,7 @@ class Blocks(nn.Module):
 
 
 class Alone(Site):
-    """One that takes part in exchanges of one site, from a checkpoint's step, tensors and facts on."""
+    """One that takes part in syncs of one site, from a checkpoint's step, tensors and facts on."""
 
     def __init__(self, config, model=None, step=0, tensors=None, facts=None):
         model = model or Blocks(config.sync_fragments)
@@ -88,7 +88,7 @@ class Alone(Site):
 
         def start_quorum():
             self.take_over(other.hand_over())
-            self.manager.count = other.exchanges
+            self.manager.count = other.syncs
 
         self.manager.start_quorum = start_quorum
 

@@ -100,25 +100,25 @@ class Sites:
         return []
 
     def last(self, rank: int) -> dict[str, Any]:
-        """The last exchange of a site."""
+        """The last sync of a site."""
         return self.events(rank, "sync")[-1]
 
     def hashes(self, rank):
-        """Exchange -> the hash of the global weights then."""
+        """Sync -> the hash of the global weights then."""
         return {entry["outer_step"]: entry["hash"] for entry in self.events(rank, "sync")}
 
     def agreed(self, after=0):
-        """Return how many exchanges after this one both of the first two sites saw, with equal weights."""
+        """Return how many syncs after this one both of the first two sites saw, with equal weights."""
         mine, others = self.hashes(0), self.hashes(1)
         both = [outer for outer in mine if outer > after and outer in others]
         assert [mine[outer] for outer in both] == [others[outer] for outer in both]
         return len(both)
 
-    def wait(self, rank, exchanges, sites=0):
-        """Wait until a site has made this many exchanges; with `sites`, the last among this many sites."""
+    def wait(self, rank, syncs, sites=0):
+        """Wait until a site has made this many syncs; with `sites`, the last among this many sites."""
         deadline = time.monotonic() + 240
         while not any(
-            entry["outer_step"] >= exchanges and sites in (0, entry["sites"])
+            entry["outer_step"] >= syncs and sites in (0, entry["sites"])
             for entry in self.events(rank, "sync")
         ):
             assert self.sites[rank].poll() is None and time.monotonic() < deadline, self.said()

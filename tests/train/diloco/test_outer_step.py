@@ -30,7 +30,7 @@ def test_fragments_hold_each_weight_once_and_are_those_that_are_planned(tiny, la
 
 @pytest.mark.parametrize("delay", [0, 1])
 def test_the_outer_step_is_nesterovs_with_the_mean_change_of_the_sites(tiny, delay):
-    """Two sites, of which the other sends numbers; with a delay this one goes on meanwhile. One exchange fails."""
+    """Two sites, of which the other sends numbers; with a delay this one goes on meanwhile. One sync fails."""
     outer = {"outer_learning_rate": 0.5, "outer_momentum": 0.8}
     sync = {"sync_every": 8, "sync_fragments": 2, "sync_delay": delay}
     model = Blocks(2)
@@ -133,7 +133,7 @@ def test_a_site_that_is_behind_takes_all_of_another(tiny):
     ahead, behind = (Alone(config, build(config, CPU)) for _ in range(2))
     for seed in range(3):
         train(ahead.model, seed)
-        ahead.exchange(4 * (seed + 1))
+        ahead.sync(4 * (seed + 1))
     for weight in ahead.model.parameters():
         weight.grad = torch.randn(weight.shape)
     ahead.optimizer.step()
@@ -147,13 +147,13 @@ def test_a_site_that_is_behind_takes_all_of_another(tiny):
     assert {name.split(".")[0] for name in states} == {"model", "optimizer", "outer"}
     assert all(torch.equal(states[name], expected[name]) for name in expected)
     behind.heal_from(ahead)
-    assert behind.exchange(2) and (behind.healed_at, behind.step, behind.number) == (11, 11, 1)
-    assert (behind.exchanges, behind.last_sync_step) == (4, 3 + 4 * 4)
+    assert behind.sync(2) and (behind.healed_at, behind.step, behind.number) == (11, 11, 1)
+    assert (behind.syncs, behind.last_sync_step) == (4, 3 + 4 * 4)
     assert behind.digests == behind.digest_all()
 
 
 @pytest.mark.parametrize(
-    ("step", "facts", "exchanges", "last_sync_step"),
+    ("step", "facts", "syncs", "last_sync_step"),
     [
         (21, {"exchanges": 4, "turn": 8, "base": -9, "finished": 20}, 4, 23),
         (21, {"exchanges": 4, "turn": 5, "base": -9, "finished": 20}, 4, 11),  # another interval
@@ -161,10 +161,10 @@ def test_a_site_that_is_behind_takes_all_of_another(tiny):
         (0, {}, 0, 0),
     ],
 )
-def test_a_site_counts_on_from_a_checkpoint(tiny, step, facts, exchanges, last_sync_step):
+def test_a_site_counts_on_from_a_checkpoint(tiny, step, facts, syncs, last_sync_step):
     config = dataclasses.replace(tiny, sync_every=8)
     site = Alone(config, step=step, facts=facts)
-    assert (site.exchanges, site.last_sync_step) == (exchanges, last_sync_step)
+    assert (site.syncs, site.last_sync_step) == (syncs, last_sync_step)
     assert site.finished == facts.get("finished", -1)
 
 
@@ -172,7 +172,7 @@ def test_a_checkpoint_brings_the_global_weights_and_one_without_sites_makes_its_
     config = dataclasses.replace(tiny, sync_every=8)
     saved = Alone(config)
     train(saved.model, 0)
-    saved.exchange(8)
+    saved.sync(8)
     train(saved.model, 1)
     again = Alone(config, saved.model, 9, saved.outer.tensors(), saved.facts())
     for name, tensor in saved.outer.tensors().items():

@@ -58,11 +58,11 @@ def train_in_one_process(env, steps):
     interval = c.sync_every // c.sync_fragments
     mean = {}
 
-    def average_changes(exchange):
+    def average_changes(sync):
         for name, weight in common.items():
             # table and last norm go with the first fragment
             block = int(name.split(".")[1]) if name.startswith("layers.") else 0
-            if block % c.sync_fragments == exchange % c.sync_fragments:
+            if block % c.sync_fragments == sync % c.sync_fragments:
                 own = [model.get_parameter(name).detach() for model in models]
                 mean[name] = sum(weight - w for w in own) / len(own)
 
@@ -83,8 +83,8 @@ def train_in_one_process(env, steps):
             average_changes((step + c.sync_delay) // interval - 1)
         if step % interval == 0:
             step_outer()
-    for exchange in range(steps // interval, steps // interval + c.sync_fragments - 1):
-        average_changes(exchange)
+    for sync in range(steps // interval, steps // interval + c.sync_fragments - 1):
+        average_changes(sync)
         step_outer()
     return common
 
@@ -113,8 +113,8 @@ def test_two_sites_train_as_the_algorithm_says_and_have_the_same_weights(started
     logs = job.ends(0, 0)
     assert_trained_as_one_process(job, 12)
     for rank in (0, 1):
-        exchanges = [(e["step"], e["outer_step"], e["sites"]) for e in job.events(rank, "sync")]
-        assert exchanges == [(4, 1, 2), (8, 2, 2), (12, 3, 2)]
+        syncs = [(e["step"], e["outer_step"], e["sites"]) for e in job.events(rank, "sync")]
+        assert syncs == [(4, 1, 2), (8, 2, 2), (12, 3, 2)]
         assert {e["replica"] for e in job.events(rank, "step")} == {rank}
         assert f"hash {job.hashes(rank)[1]}" in logs[rank]
     assert len(set(job.hashes(0).values())) == 3
@@ -172,7 +172,7 @@ def test_told_to_stop_all_sites_save_and_go_on_as_if_nothing_had_been(started):
     whole = started(folder="whole", **settings)
     whole.ends(0, 0)
     job = started(folder="stopped", start=False, **settings)
-    stop_after(job, 14, 16)  # both between exchanges 2 and 3
+    stop_after(job, 14, 16)  # both between syncs 2 and 3
     for rank in (0, 1):
         job.again(rank)
     job.ends(0, 0)
@@ -186,19 +186,19 @@ def test_told_to_stop_all_sites_save_and_go_on_as_if_nothing_had_been(started):
 def test_a_site_that_is_killed_stops_no_other_and_catches_up(started):
     """Of two processes each; of one each it is in tests/k8s/test_sites_end_to_end.py."""
     job = started(MAX_STEPS=20_000, SYNC_EVERY=10, PARALLEL="fsdp", NPROC=2)
-    job.wait(0, exchanges=2)
+    job.wait(0, syncs=2)
     job.lose(1)
-    job.wait(0, exchanges=3, sites=1)
+    job.wait(0, syncs=3, sites=1)
     alone = job.last(0)["outer_step"]
     job.again(1)
-    job.wait(1, exchanges=alone + 1, sites=2)
-    job.wait(0, exchanges=job.last(1)["outer_step"] + 3)
+    job.wait(1, syncs=alone + 1, sites=2)
+    job.wait(0, syncs=job.last(1)["outer_step"] + 3)
     job.stop()
     assert "sites (away: 1), " in job.log(0).read_text()
     (gap,) = job.events(1, "gap")
     assert gap["reason"] == "away" and gap["from"] < gap["to"] == gap["step"]
     assert job.agreed(after=gap["to"] // 10) >= 2
-    for entry in job.events(0, "rollback"):  # it died in an exchange: at most one interval is lost
+    for entry in job.events(0, "rollback"):  # it died in a sync: at most one interval is lost
         assert entry["from"] - entry["step"] <= 10
 
 
@@ -213,7 +213,7 @@ def counting(self):
     reset(self)
 def dying(*args):
     shared.add(len(begun))
-    if len(shared) == 3:  # within the third exchange with another site
+    if len(shared) == 3:  # within the third sync with another site
         os._exit(9)
     return swap(*args)
 Gloo.reset, Gloo.swap = counting, dying
@@ -223,21 +223,21 @@ sys.exit(main.main())
 
 @pytest.mark.slow
 @pytest.mark.fault(40)
-def test_an_exchange_that_fails_costs_the_steps_since_the_last_one(started):
+def test_a_sync_that_fails_costs_the_steps_since_the_last_one(started):
     job = started(start=False, MAX_STEPS=20_000, SYNC_EVERY=10, START_TIMEOUT_S=10)
     job.again(0)
-    job.wait(0, exchanges=1, sites=1)
+    job.wait(0, syncs=1, sites=1)
     job.again(1, [sys.executable, "-c", DIES])
     assert job.sites[1].wait(240) == 9, job.said()
     wait_until(lambda: job.events(0, "rollback"))
     (lost,) = job.events(0, "rollback")
     last = [entry for entry in job.events(0, "sync") if entry["time"] < lost["time"]][-1]
-    job.wait(0, exchanges=last["outer_step"] + 1, sites=1)
+    job.wait(0, syncs=last["outer_step"] + 1, sites=1)
     assert last["sites"] == 2 and (lost["from"], lost["step"]) == (last["step"] + 10, last["step"])
     assert lost["passed_over"] == 10 * 16  # sequences of a step
     job.again(1)
-    job.wait(1, exchanges=last["outer_step"] + 2, sites=2)
-    job.wait(0, exchanges=job.last(1)["outer_step"] + 2)
+    job.wait(1, syncs=last["outer_step"] + 2, sites=2)
+    job.wait(0, syncs=job.last(1)["outer_step"] + 2)
     job.stop()
     assert job.agreed(after=last["outer_step"])
 
@@ -247,16 +247,16 @@ def test_an_exchange_that_fails_costs_the_steps_since_the_last_one(started):
 def test_without_its_lighthouse_a_site_waits_and_goes_on_when_it_is_back(started):
     """The new one counts quorums from 1 again, as the old one did for sites that are long gone."""
     job = started(MAX_STEPS=20_000, SYNC_EVERY=10, SITE_WAIT_S=10)
-    job.wait(0, exchanges=2)
+    job.wait(0, syncs=2)
     job.lose(1)
     job.again(1)
-    job.wait(1, exchanges=job.last(0)["outer_step"] + 2, sites=2)
+    job.wait(1, syncs=job.last(0)["outer_step"] + 2, sites=2)
     job.lighthouse.kill()
     job.lighthouse.wait()
     alone, undone = job.last(0)["outer_step"], len(job.events(0, "rollback"))
     job.lighthouse = job.light()
     for rank in (0, 1):
-        job.wait(rank, exchanges=alone + 4, sites=2)
+        job.wait(rank, syncs=alone + 4, sites=2)
     for entry in job.events(0, "rollback")[undone:]:  # one of them had begun with the old one
         assert entry["step"] <= 10 * (alone + 1)
     job.stop()
@@ -282,7 +282,7 @@ def test_a_stop_is_heard_while_a_site_waits_for_the_others(started):
     job = started(start=False, MAX_STEPS=20_000, SYNC_EVERY=10, SITE_WAIT_S=100)
     job.again(0)
     job.again(1, [sys.executable, "-c", SLOW])  # it lives, and the other waits for it
-    wait_for(job.run(0) / "STATUS.json", '"exchanging"')
+    wait_for(job.run(0) / "STATUS.json", '"syncing"')
     time.sleep(1.0)
     job.sites[0].send_signal(signal.SIGTERM)
     assert job.sites[0].wait(240) == 75, job.said()
@@ -291,7 +291,7 @@ def test_a_stop_is_heard_while_a_site_waits_for_the_others(started):
 
 
 @pytest.mark.slow
-def test_stopped_behind_the_last_step_sites_still_exchange_and_a_longer_run_goes_on_from_there(
+def test_stopped_behind_the_last_step_sites_still_sync_and_a_longer_run_goes_on_from_there(
     started,
 ):
     job = started(MAX_STEPS=10, SYNC_EVERY=8, SYNC_FRAGMENTS=2, start=False)
@@ -325,7 +325,7 @@ def test_a_checkpoint_of_one_site_alone_is_taken_over_by_one_that_starts(started
 
 
 @pytest.mark.slow
-def test_one_site_that_takes_the_mean_trains_as_one_without_exchanges(started):
+def test_one_site_that_takes_the_mean_trains_as_one_without_syncs(started):
     """To the bit. Site 1 never comes."""
     mean = {"OUTER_LEARNING_RATE": 1.0, "OUTER_MOMENTUM": 0.0, "SYNC_DTYPE": "float32"}
     settings = mean | {"MAX_STEPS": 12, "START_TIMEOUT_S": 10, "start": False}

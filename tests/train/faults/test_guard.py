@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 
-from train.faults.guard import ARMED_FROM, LOOK_BACK, WINDOW, Guard
+from train.faults.guard import ARMED_FROM, LOOK_BACK, MAX_SKIPS, NEW_LEVEL, WINDOW, Guard
 
 
 def fed(losses, norms=None, sigmas=8):
@@ -87,7 +87,7 @@ def test_a_run_goes_back_after_so_many_skips_in_a_row_and_no_sooner():
         guard.applied(taken, 2.0, 1.0)
         for _ in range(skips):
             assert not guard.must_go_back
-            guard.skipped()
+            guard.skipped("loss")
         assert guard.must_go_back is expected
 
 
@@ -112,10 +112,40 @@ def test_a_guard_from_a_checkpoint_decides_as_one_that_was_never_stopped():
     for step in range(150, 200):
         resumed.applied(step + 1, losses[step], norms[step])
     for guard in (whole, resumed):
-        guard.skipped()
+        guard.skipped("loss")
         guard.went_back(190, to=180)
     assert reload(resumed) == resumed == whole
     later = fed([2.0] * 40)
     later.went_back(40, to=30)
     later.load(first.state(), history=False)
     assert later.rollbacks == 1 and later.loss == first.loss
+
+
+def test_norms_that_stay_large_while_the_loss_does_not_are_a_new_level():
+    """As when a model memorizes: the run goes on, and its norms are learned anew."""
+    guard = fed([2.0] * 40)
+    refused = []
+    for step in range(41, 91):
+        reason = guard.check_step(1.9, 50.0)
+        refused.append(reason)
+        if reason:
+            guard.skipped(reason)
+        else:
+            guard.applied(step, 1.9, 50.0)
+    assert refused == ["grad_norm"] * NEW_LEVEL + [None] * 48
+    assert guard.check_step(1.9, 500.0) == "grad_norm"  # and the guard still knows a spike
+
+
+def test_a_loss_that_rises_with_its_norm_is_no_new_level():
+    guard = fed([2.0] * 40)
+    for _ in range(MAX_SKIPS):
+        reason = guard.check_step(9.0, 50.0)
+        assert reason == "loss"
+        guard.skipped(reason)
+    assert guard.must_go_back
+
+
+def test_a_loss_near_zero_may_be_several_times_as_large_in_the_next_step():
+    guard = fed([0.01, 0.002, 0.03] * 20)
+    assert guard.check_step(0.3, 1.0) is None
+    assert guard.check_step(0.6, 1.0) == "loss"

@@ -1,4 +1,4 @@
-"""train/hooks/diloco.py: how steps and exchanges are counted, with a site that is alone."""
+"""train/hooks/diloco.py: how steps and syncs are counted, with a site that is alone."""
 
 import dataclasses
 from typing import Any
@@ -17,7 +17,7 @@ from train.hooks.diloco import DiLoCo
 
 @pytest.fixture
 def start(tiny, tmp_path):
-    """Returns the job, the hook and the site of a run that exchanges every `every` steps; the job counts steps."""
+    """Returns the job, the hook and the site of a run that syncs every `every` steps; the job counts steps."""
 
     def start(every=8, fragments=1, delay=0):
         sync = {"sync_every": every, "sync_fragments": fragments, "sync_delay": delay}
@@ -50,22 +50,22 @@ def events(job, name):
 @pytest.mark.parametrize("is_saved_early", [False, True])
 @pytest.mark.parametrize(("fragments", "delay"), [(1, 0), (1, 2), (2, 0), (2, 3), (4, 1)])
 @pytest.mark.parametrize("last", [16, 17, 23, 24, 32])
-def test_sites_that_saved_at_other_times_make_as_many_exchanges(
+def test_sites_that_saved_at_other_times_make_as_many_syncs(
     start, fragments, delay, last, is_saved_early
 ):
-    """One whose checkpoint ended an exchange early is where one without it is; so is the run that is made longer."""
+    """One whose checkpoint ended a sync early is where one without it is; so is the run that is made longer."""
     job, hook, site = start(16, fragments, delay)
     interval = 16 // fragments
     if is_saved_early:
         step_to(job, interval - delay)
         hook.finish_in_flight(job)
-        assert site.exchanges == 1
+        assert site.syncs == 1
     train_to_end(job, last)
-    assert (job.step, site.exchanges) == (last, -(-last // interval) + fragments - 1)
+    assert (job.step, site.syncs) == (last, -(-last // interval) + fragments - 1)
     assert site.finished == site.last_sync_step == last and job.gaps == ()
-    before = site.exchanges
+    before = site.syncs
     train_to_end(job, last + interval + 1)
-    assert site.exchanges == before + 2 + fragments - 1 and job.gaps == ()
+    assert site.syncs == before + 2 + fragments - 1 and job.gaps == ()
 
 
 @pytest.mark.parametrize(
@@ -75,23 +75,21 @@ def test_sites_that_saved_at_other_times_make_as_many_exchanges(
         ([False, True], 10, Gap(10, 0)),  # by then all steps are global, but for another fragment
     ],
 )
-def test_an_exchange_that_fails_at_the_end_costs_the_steps_since_the_last(
-    start, failing, back_to, gap
-):
+def test_a_sync_that_fails_at_the_end_costs_the_steps_since_the_last(start, failing, back_to, gap):
     job, _, site = start(8, 2)
     step_to(job, 8)
     site.manager.failing = failing
     train_to_end(job, 10)
     assert [event["step"] for event in events(job, "rollback")] == [back_to]
-    assert job.gaps == (gap,) and (job.step, site.exchanges) == (10, 4)
+    assert job.gaps == (gap,) and (job.step, site.syncs) == (10, 4)
 
 
-def test_going_back_after_an_exchange_that_ended_early_passes_nothing_over_twice(start):
+def test_going_back_after_a_sync_that_ended_early_passes_nothing_over_twice(start):
     job, hook, site = start(8, delay=3)
     step_to(job, 6)
     assert site.in_flight
     hook.finish_in_flight(job)
-    assert (site.exchanges, site.last_sync_step, site.in_flight) == (1, 8, False)
+    assert (site.syncs, site.last_sync_step, site.in_flight) == (1, 8, False)
     step_to(job, 7)
     train(site.model, 0)
     job.guard.skips = 3
@@ -116,7 +114,7 @@ def test_the_run_ends_with_the_global_weights_and_their_hash(start):
     assert site.progress()["weights"] != before["weights"]
 
 
-def test_a_run_that_has_nothing_left_to_exchange_looks_for_nobody(start):
+def test_a_run_that_has_nothing_left_to_sync_looks_for_nobody(start):
     job, hook, _ = start()
     job.config = job.config.replace(max_steps=10)
     job.step = 10
@@ -125,7 +123,7 @@ def test_a_run_that_has_nothing_left_to_exchange_looks_for_nobody(start):
     assert job.hooks == [] and hook.client is None
 
 
-def test_a_jump_after_an_exchange_is_no_spike(start):
+def test_a_jump_after_a_sync_is_no_spike(start):
     job, _, _ = start(8)
     for step in range(40):
         job.guard.applied(step, 2.0, 1.0)
@@ -137,13 +135,13 @@ def test_a_jump_after_an_exchange_is_no_spike(start):
 def test_steps_that_a_site_has_missed_are_recorded_and_kept(start):
     job, hook, site = start(8)
     ahead = Alone(site.config)
-    ahead.exchange(8)
+    ahead.sync(8)
     ahead.step = 16
     site.heal_from(ahead)
     job.step = 3
     hook.is_behind = True
     hook.at_start(job)
-    assert (job.step, site.exchanges, hook.missed) == (16, 2, [[3, 16]])
+    assert (job.step, site.syncs, hook.missed) == (16, 2, [[3, 16]])
     assert "save" in job.requests and job.guard.cooldown
     (gap,) = events(job, "gap")
     assert (gap["from"], gap["to"], gap["reason"]) == (3, 16, "away")
@@ -162,15 +160,15 @@ def test_without_a_quorum_the_lighthouse_is_named(start):
 
     site.manager.start_quorum = start_quorum
     with pytest.raises(PeersMissing, match=r"LIGHTHOUSE=.* no quorum of sites \(no route\);"):
-        hook.exchange(job)
+        hook.sync(job)
     assert not site.in_flight
 
 
-def test_a_site_that_made_more_steps_in_fewer_exchanges_has_trained_apart(start):
+def test_a_site_that_made_more_steps_in_fewer_syncs_has_trained_apart(start):
     job, hook, site = start(8)
     ahead = Alone(site.config)
-    ahead.exchange(8)
+    ahead.sync(8)
     site.heal_from(ahead)
     job.step = 9
     with pytest.raises(PeersDiffer, match=rf"move away the run folder .*: {job.config.run_folder}"):
-        hook.exchange(job)
+        hook.sync(job)

@@ -1,5 +1,6 @@
-"""finetune/reading.py: which files DATA stands for, and that every row is taken, or counted and named."""
+"""finetune/conversations.py: which files DATA stands for, and that every row is taken, or counted and named."""
 
+import fcntl
 import gzip
 import json
 import os
@@ -7,14 +8,23 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet
 import pytest
 
-from finetune import reading
-from finetune.reading import SENTENCES, Located, Tally, conversations, pinned_files, source_of
+from finetune import conversations as reading
+from finetune.conversations import (
+    Located,
+    Tally,
+    conversations,
+    pinned_files,
+    read_all,
+    source_of,
+    sources_in,
+)
 from settings import ROOT
 from tests.faults.hub import REVISION, Hub, Repository, hub
 from tests.finetune.making import row, talk, write_rows
@@ -104,11 +114,11 @@ def test_rows_of_one_file_may_have_different_shapes(tmp_path: Path) -> None:
     )
     found, tally = read(path, tmp_path / "data")
     assert said(found) == [talk("q?", "a")] * 3
-    lines = tally.report(SENTENCES)
+    lines = tally.report()
     assert lines == [
         "3 rows: 1 of the shape messages, 1 of the shape prompt/completion, "
         "1 of the shape question/answer",
-        "columns that are not read: id",
+        "columns that are not used: id",
     ]
 
 
@@ -136,9 +146,9 @@ def test_rows_that_are_wrong_are_counted_and_the_first_three_of_each_reason_name
     found, tally = read(path, tmp_path / "data")
     assert len(found) == 11 and tally.rows == 18
     assert tally.dropped == {"no assistant": 4, "not json": 1, "empty": 1, "blank": 1}
-    lines = "\n".join(tally.report(SENTENCES))
+    lines = "\n".join(tally.report())
     assert (
-        f"""dropped 4: no message of the assistant
+        f"""dropped 4: no reply of the assistant. Add one, or remove the row
   {path}:3: 1 messages: user
   {path}:5: 1 messages: user
   {path}:7: 1 messages: user
@@ -146,27 +156,31 @@ def test_rows_that_are_wrong_are_counted_and_the_first_three_of_each_reason_name
         in lines
     )
     assert f"  {path}:4: message 2, of the assistant, has no text" in lines
-    assert f"dropped 1: a blank line\n  {path}:6: " in lines
-    assert f"1 last questions without an answer cut off ({path}:9)" in lines
+    assert f"dropped 1: a blank line. Remove it\n  {path}:6: " in lines
+    assert f"1 last messages without a reply left out ({path}:9)" in lines
 
 
 def test_a_file_of_which_no_row_is_a_conversation_is_refused_early(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "x.jsonl", [{"text": "q?"}] * 100 + ["{"])
     with pytest.raises(
         CorpusError,
-        match=r"x\.jsonl:100 of DATA: none of its first 100 rows is a conver"
-        r"sation; the first: it has text; accepted are messages;",
+        match=r"x\.jsonl:1 of DATA: none of its first 100 rows is a conversation. The first: it has "
+        r"text. Reason: columns that are not those of a conversation. Rename them; accepted are mess",
     ):
         read(path, tmp_path / "data")
 
 
-def test_parquet_without_an_accepted_shape_is_refused_before_any_row(tmp_path: Path) -> None:
-    pa.parquet.write_table(pa.table({"prompt": ["q?"], "reply": ["a"]}), tmp_path / "x.parquet")
-    with pytest.raises(
-        CorpusError,
-        match="none of the accepted shapes; it has the columns prompt, reply, accepted a",
-    ):
-        read(tmp_path / "x.parquet", tmp_path / "data")
+def test_parquet_with_other_columns_is_refused_and_an_empty_part_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "chats" / "x.parquet"
+    path.parent.mkdir()
+    pa.parquet.write_table(pa.table({"text": ["q?"]}), path)
+    with pytest.raises(CorpusError, match=r"has the columns text\. Rename them; accepted are mess"):
+        read(path, tmp_path / "data")
+    pa.parquet.write_table(pa.table({"messages": pa.array([], pa.string())}), path)
+    with pytest.raises(CorpusError, match=r"has no rows\. Give a file with conversations"):
+        read_all(str(path), tmp_path / "data")
+    write_rows(path.parent / "y.jsonl", ROWS)
+    assert len(read(path.parent, tmp_path / "data")[0]) == 5
 
 
 @pytest.mark.parametrize(
@@ -180,11 +194,11 @@ def test_at_most_half_may_be_dropped(
     pinned, files = pinned_files(str(path), tmp_path / "data")
     list(conversations(pinned, files, tally := Tally()))
     if not is_refused:
-        return reading.check_dropped(pinned, tally, SENTENCES)
+        return tally.check("DATA")
     with pytest.raises(
         CorpusError, match=rf"DATA: {rows - good} of {rows} rows had to be dropped(.|\n)*x.jsonl:"
     ):
-        reading.check_dropped(pinned, tally, SENTENCES)
+        tally.check("DATA")
 
 
 @pytest.mark.parametrize(
@@ -216,17 +230,68 @@ def test_a_file_that_is_none_is_refused(
         ("/nowhere/x", "DATA=/nowhere/x: there is no such file"),
         (
             "a/b/c",
-            "no name of a data set on the hub; for example DATA=chats.jsonl, or DATA=OWNER/NAME:CONFIG:SPLIT",
+            "not the name of a data set on the Hub. For example DATA=chats.jsonl or DATA=OWNER/NAME:CON",
         ),
-        ("a/b:c:d:e", "no name of a data set"),
-        ("README.md", "not a kind of file that conversations are read from; there are: .parquet"),
-        ("presets", "the folder holds no file of conversations"),
+        ("a/b:c:d:e", "not the name of a data set"),
+        (
+            "README.md",
+            "not a kind of file that conversations are read from. Convert it to one of: .parq",
+        ),
+        ("presets", "the folder has no file of conversations"),
     ],
 )
 def test_what_data_cannot_be(data: str, words: str) -> None:
     with pytest.raises(CorpusError) as raised:
         source_of(data)
     assert words in str(raised.value)
+
+
+# ---- Several sources
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ("a.jsonl,", "'' is not a source"),
+        ("a.jsonl*0,b.jsonl", "'a.jsonl[*]0' is not a source"),
+        ("a.jsonl*1000", "TIMES from 1 to 100"),
+        ("a.jsonl,b.jsonl,a.jsonl*3", "has a.jsonl twice. Write a.jsonl[*]2"),
+    ],
+)
+def test_what_is_no_list_of_sources_is_refused(data: str, words: str) -> None:
+    with pytest.raises(CorpusError, match=f"MID_DATA=.*{words}"):
+        sources_in(data, "MID_DATA")
+
+
+def test_sources_are_read_once_each_and_commas_may_be_in_a_name(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "a,b*2", ROWS)
+    assert sources_in(str(path)) == [(str(path), 1)]
+    names = [f"conversations_of_{i}.jsonl" for i in range(40)]  # longer than a name may be
+    assert sources_in(",".join(names)) == [(name, 1) for name in names]
+    more = write_rows(tmp_path / "more.jsonl", ROWS[:2])
+    other = write_rows(tmp_path / "other.jsonl", ROWS[2:])
+    found, lines = read_all(f"{more},{other}*3", tmp_path / "data")
+    assert said(found) == [one["messages"] for one in ROWS]
+    assert lines == ["2 rows: 2 of the shape messages", "3 rows: 3 of the shape messages"]
+
+
+def test_files_are_fetched_by_one_process_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of the Hub are deleted once they are read, which another process must not see."""
+    held = []
+    real = reading.pinned_files
+
+    def check_lock(source: str, folder: Path, *rest: str) -> Any:
+        for lock in folder.glob(".*lock*"):
+            with open(lock) as other, pytest.raises(BlockingIOError):
+                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held.append(lock)
+        return real(source, folder, *rest)
+
+    monkeypatch.setattr(reading, "pinned_files", check_lock)
+    path = write_rows(tmp_path / "x.jsonl", ROWS)
+    assert len(read_all(str(path), tmp_path / "data")[0]) == 5 and len(held) == 1
 
 
 # ---- The hub
@@ -250,7 +315,7 @@ def test_a_name_on_the_hub() -> None:
 ASK = """
 import json, sys
 from pathlib import Path
-from finetune.reading import Tally, conversations, pinned_files
+from finetune.conversations import Tally, conversations, pinned_files
 from train.data.sources import hub
 from train.data.sources.source import CorpusError
 hub.FIRST_PAUSE_S = 0.01
@@ -284,8 +349,8 @@ def test_a_data_set_on_the_hub_is_read_and_no_download_stays(tmp_path: Path) -> 
     }
     with hub(repositories={"a/chats": Repository(files)}) as server:
         train, test, none = ask(server, tmp_path, "a/chats", "a/chats:test", "a/chats:sft")
-    assert train == [["train.jsonl:1", [["user", "q?"], ["assistant", "a"]]]]
-    assert test == [["test.jsonl:1", [["user", "p?"], ["assistant", "c"]]]]
+    assert train == [["train.jsonl:1", talk("q?", "a")]]
+    assert test == [["test.jsonl:1", talk("p?", "c")]]
     assert none.startswith("DATA=a/chats:sft: a/chats has no split sft; there are: test, train. ")
     assert none.endswith("Name one of them: DATA=a/chats:SPLIT.")
     assert not list(tmp_path.rglob("*.jsonl"))
