@@ -99,28 +99,15 @@ def test_the_file_has_every_token_merge_and_key(make: Make) -> None:
     assert {name: model.get(name) for name in expected} == expected
 
 
-def test_weights_are_the_export_s_to_the_bit_and_norms_in_float32(make: Make) -> None:
-    made = make(**LLAMA, dtype="bfloat16")
-    reader = GGUFReader(made.export / gguf_file.NAME)
+def test_matrices_keep_their_bits_and_norms_are_float32(make: Make) -> None:
+    made = make(**QWEN, dtype="bfloat16")
     stored = load_file(made.export / "model.safetensors")
-    assert len(reader.tensors) == len(stored)
-    found = {tensor.name: tensor for tensor in reader.tensors}
-    for ours, theirs in (
-        ("token_embd", "model.embed_tokens"),
-        ("blk.1.ffn_down", "model.layers.1.mlp.down_proj"),
-        ("blk.1.attn_v", "model.layers.1.self_attn.v_proj"),
-    ):
-        expected = stored[f"{theirs}.weight"].view(torch.uint8).numpy()
-        assert (found[f"{ours}.weight"].data == expected).all(), ours
-    norm = torch.from_numpy(found["blk.0.attn_norm.weight"].data.copy())
+    tensors = {it.name: it for it in GGUFReader(made.export / gguf_file.NAME).tensors}
+    assert len(tensors) == len(stored)
+    expected = stored["model.layers.1.self_attn.k_proj.weight"].view(torch.uint8).numpy()
+    assert (tensors["blk.1.attn_k.weight"].data == expected).all()
+    norm = torch.from_numpy(tensors["blk.0.attn_norm.weight"].data.copy())
     assert torch.equal(norm, stored["model.layers.0.input_layernorm.weight"].float())
-    theirs = stored["model.layers.0.self_attn.k_proj.weight"].view(torch.uint8).numpy()
-    ours = found["blk.0.attn_k.weight"].data
-    half = made.config.head_dim // 2
-    for first in (0, 2 * half):  # row of each head
-        for i in range(half):
-            assert (ours[first + 2 * i] == theirs[first + i]).all()
-            assert (ours[first + 2 * i + 1] == theirs[first + half + i]).all()
 
 
 def test_a_text_begins_with_bos_whatever_the_tokenizer_says(make: Make) -> None:
