@@ -88,7 +88,6 @@ def export(config: Config, paths: RunPaths) -> None:
             "run": config.run_name,
             "step": manifest["step"],
             "model": repository or Path(config.model).name,  # exports are published: no path
-            "val_loss": manifest.get("val_loss"),
         }
         if template:
             facts["stop_token"] = template.stop_token
