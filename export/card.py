@@ -125,7 +125,7 @@ print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))
 
 ## Data
 
-{table(("source", "dataset", "share", "tokens", "epochs"), data_rows(about))}
+{table(("source", "dataset", "share", "tokens"), data_rows(about))}
 
 {evaluation(about)}
 ## Limits
@@ -207,8 +207,6 @@ Settings that decide what was computed and differ from their defaults, without p
 def model_rows(about: About) -> list[tuple[str, str]]:
     """Return what the model is, and what computing it took."""
     config = about.config
-    head = "tied" if config.tie_embeddings else "untied"
-    norm = ", QK-norm" if config.qk_norm else ""
     matrices = config.padded_vocab_size * config.n_embd
     for name, shape in about.shapes.items():
         if len(shape) == 2 and not name.endswith(NOT_IN_LAYERS):
@@ -219,14 +217,8 @@ def model_rows(about: About) -> list[tuple[str, str]]:
         compute = f"{about.tokens * per_token:.3g} FLOPs (6 N + 12 L d T per token)"
     return [
         ("parameters", f"{about.parameters:,}"),
-        (
-            "shape",
-            f"{config.n_layer} layers, width {config.n_embd}, {config.n_head} heads of "
-            f"{config.head_dim} ({config.n_kv_head} for keys and values), SwiGLU of {config.mlp_dim}, "
-            f"{head} head{norm}",
-        ),
+        ("layers", f"{config.n_layer} of width {config.n_embd}"),
         ("context length", f"{config.seq_len:,} tokens"),
-        ("vocabulary", f"{config.vocab_size:,} entries"),
         ("initial weights", initial_weights(about)),
         ("compute", compute),
     ]
@@ -254,28 +246,14 @@ def training_rows(about: About) -> list[tuple[str, str]]:
     return [
         ("steps", f"{about.step:,} of {config.last_step:,}, {config.batch_tokens:,} tokens each"),
         ("tokens", count(about.tokens)),
-        (
-            "optimizer",
-            f"{config.optimizer}, {describe_rates(about)}, weight decay "
-            f"{format_value(config.weight_decay)}",
-        ),
+        ("optimizer", f"{config.optimizer}, learning rate {config.learning_rate:g}"),
+        ("schedule", f"{config.lr_schedule} to {config.min_learning_rate:g}"),
         ("precision", f"{config.dtype}; weights and optimizer state in float32"),
         ("hardware", join(machines)),
         ("time", time),
         ("GPU energy", energy),
         ("code", join(commits)),
-        ("torch", join(one["torch"] for one in attempts if one.get("torch"))),
     ]
-
-
-def describe_rates(about: About) -> str:
-    """Say the schedule of the learning rate, and how much of it is done."""
-    config = about.config
-    rates = f"{config.lr_schedule} from {config.learning_rate:g} to {config.min_learning_rate:g}"
-    steps = -(-config.train_tokens // config.batch_tokens)
-    if about.step >= steps or config.model:
-        return rates
-    return f"{rates} over {steps:,} steps, of which {about.step:,} are done"
 
 
 def initial_weights(about: About) -> str:
@@ -306,15 +284,8 @@ def data_rows(about: About) -> Iterator[tuple[str, ...]]:
     for name in about.config.mixture:
         seen = counted.get(name, {})
         share = seen.get("share", share_of(about.config, name))
-        tokens = seen.get("tokens")
-        if tokens is None and about.tokens:
-            tokens = round(share * about.tokens)
-        epochs = f"{seen['epochs']:.2f}" if seen.get("epochs") else NA
-        repository = repository_of(about.config, name)
-        link = NA
-        if repository:
-            link = f"[{repository}](https://huggingface.co/datasets/{repository})"
-        yield name, link, f"{share:.2%}", count(tokens), epochs
+        tokens = seen.get("tokens", round(share * (about.tokens or 0)))
+        yield name, repository_of(about.config, name) or NA, f"{share:.2%}", count(tokens)
 
 
 def repository_of(config: Config, name: str) -> str:

@@ -66,5 +66,5 @@ def report(target: Path, what: str) -> None:
 
 
 def say(text: str) -> None:
-    sys.stdout.write(text + "\n")
+    sys.stdout.write(f"{text}\n")
     sys.stdout.flush()

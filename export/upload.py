@@ -21,25 +21,24 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, co
 from huggingface_hub.hf_api import RepoFile
 
 from export import place
+from export.export_command import STOPPED, say
 from export.weight_files import sha256_of
 from record.durable import make_printable
-from record.exit_codes import BAD_DATA, BAD_SETTING, DONE
+from record.exit_codes import BAD_DATA, DONE
 from record.run_paths import RunPaths
-from settings import ROOT, SettingsError, explain_error, load_config
+from settings import ROOT, ExpectedError, SettingsError, explain_error, load_config
 from settings.config import Config
 from settings.resolve import name_run, show_path
 from settings.terminal import complain
 from train.console import start_logging
 from train.data.sources.hub import REFUSED, Again, Late, ask_until, causes
-from train.data.sources.source import CorpusError
 
-STOPPED = 130
 WEIGHTS = re.compile(r"model(-.*)?\.safetensors(\.index\.json)?|model\.gguf")
 SILENCE_S = 60.0  # a connection on which nothing moves for so long is given up
 T = TypeVar("T")
 
 
-class UploadError(Exception):
+class UploadError(ExpectedError):
     """An export that cannot be published; the message says what to do."""
 
 
@@ -65,7 +64,8 @@ def find_files(paths: RunPaths) -> dict[str, Path]:
     files[place.SUMS] = folder / place.SUMS
     others = [path.name for path in folder.iterdir() if path.name not in files]
     if others:
-        say(f"Left out, because SHA256SUMS does not name it: {', '.join(sorted(others))}")
+        names = make_printable(", ".join(sorted(others)))
+        say(f"Left out, because SHA256SUMS does not name it: {names}")
     page = paths.plots / "loss_curves.html"
     if page.is_file():
         files[page.name] = page
@@ -173,10 +173,10 @@ def main() -> int:
         run(load_config())
     except SettingsError as error:
         complain(explain_error(error))
-        return BAD_SETTING
-    except (CorpusError, UploadError) as error:
+        return error.exit_code
+    except ExpectedError as error:
         complain(make_printable(error))
-        return BAD_DATA
+        return error.exit_code
     except OSError as error:
         complain(f"{error.filename}: Cannot be read ({error.strerror}).")
         return BAD_DATA
@@ -184,11 +184,6 @@ def main() -> int:
         complain("Stopped. Run the same command to resume.")
         return STOPPED
     return DONE
-
-
-def say(text: str) -> None:
-    sys.stdout.write(f"{make_printable(text)}\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

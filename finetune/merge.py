@@ -13,6 +13,7 @@ the tokenizer's files, whatever the base model ends a text with.
 
 import functools
 import itertools
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -52,7 +53,7 @@ from train.model import hf_import
 from train.model.hf_import import ForeignError, read_json, some
 from train.run_folder import stored_config
 
-COPIED = ("*.json", "*.jinja", "*.model", "*.txt")  # next to the weights
+COPIED = re.compile(r"[^.].*\.(json|jinja|model|txt)")  # files next to the weights
 CACHED = 4  # weights whose tensors are kept: those of a block are neighbors in the files
 Trained = Callable[[str], Tensor]  # name of a weight -> what was trained for it, float32
 
@@ -77,18 +78,16 @@ def export(config: Config, paths: RunPaths) -> None:
     check_identity(stored, config, checkpoint, manifest)
     names, trained = open_trained(config, base, checkpoint, manifest)
     repository = config.model if base == model_folder.kept_at(config) else ""
-    files = hf_import.weight_files(base)
-    size = sum(path.stat().st_size for path in files) * (1 + config.gguf)
-    with place.new_export(paths.folder, size + (base / "tokenizer.json").stat().st_size) as folder:
+    copied = [path for path in base.iterdir() if COPIED.fullmatch(path.name)]
+    size = size_of(hf_import.weight_files(base)) * (1 + config.gguf) + size_of(copied)
+    with place.new_export(paths.folder, size) as folder:
         hashes = merge(base, folder, names, trained, is_added=bool(config.lora_rank))
-        for pattern in COPIED:
-            for path in base.glob(pattern):
-                shutil.copyfile(path, folder / path.name)
+        for path in copied:
+            shutil.copyfile(path, folder / path.name)
         facts = {
             "run": config.run_name,
             "step": manifest["step"],
             "model": repository or Path(config.model).name,  # exports are published: no path
-            "val_loss": manifest.get("val_loss"),
         }
         if template:
             facts["stop_token"] = template.stop_token
@@ -101,6 +100,10 @@ def export(config: Config, paths: RunPaths) -> None:
             gguf_file.write(folder, config.run_name)
         place.seal(folder, hashes)
     report(paths.folder / "export", f"{config.model} with step {manifest['step']} of {paths.name}")
+
+
+def size_of(files: list[Path]) -> int:
+    return sum(path.stat().st_size for path in files)
 
 
 def find_template(base: Path, config: Config) -> ChatTemplate | None:

@@ -260,16 +260,24 @@ def test_a_killed_export_leaves_the_earlier_one_and_the_next_one_cleans_up(
     assert not [path for path in run.folder.glob(".*") if path.is_dir()]
 
 
-@pytest.mark.parametrize("point", ["weights", "between the renames"])
+@pytest.mark.parametrize(
+    ("number", "point"),
+    [(signal.SIGINT, "weights"), (signal.SIGTERM, "between the renames")],
+    ids=["SIGINT", "SIGTERM"],
+)
 def test_an_interrupted_export_cleans_up_itself(
-    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], point: str
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    number: signal.Signals,
+    point: str,
 ) -> None:
     assert run.command(monkeypatch) == 0
     before = digest(run.export)
     rename = os.rename
 
     def interrupt(*_: object) -> None:
-        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(number)
 
     with monkeypatch.context() as patch:
         if point == "weights":

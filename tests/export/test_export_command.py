@@ -2,17 +2,14 @@
 
 import hashlib
 import json
-import os
 import shutil
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from settings.init_from import SHAPE
-from tests.running import ROOT, environment, events, train, wait_for
+from tests.running import environment, events, train
 
 
 def export(env, code=0):
@@ -95,30 +92,3 @@ def test_settings_that_contradict_the_export_are_all_refused_with_its_values(tra
     said = train(trained | other, code=64)
     assert f"N_LAYER=3 (environment): INIT_FROM={folder} has N_LAYER=2. Leave N_LAYER out" in said
     assert f"N_HEAD=4 (environment): INIT_FROM={folder} has N_HEAD=2. Leave N_HEAD out" in said
-
-
-def test_ctrl_c_leaves_no_half_folder(trained):
-    export(trained)
-    run = Path(trained["RUNS_DIR"]) / "run"
-    before = {path.name: path.read_bytes() for path in (run / "export").iterdir()}
-    code = (
-        "import pathlib, sys, time\nfrom export import convert as command\n"
-        "def slow(*_):\n    pathlib.Path(sys.argv[1]).write_text('here'); time.sleep(60)\n"
-        "command.write_beside = slow\nsys.exit(command.main())"
-    )
-    mark = run / "mark"
-    with subprocess.Popen(
-        [sys.executable, "-c", code, str(mark)],
-        env=trained,
-        cwd=ROOT,
-        text=True,
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-    ) as process:
-        wait_for(mark, "here")
-        os.kill(process.pid, signal.SIGINT)
-        said = process.communicate(timeout=120)[1]
-    assert process.returncode == 130
-    assert said == "Interrupted. Nothing was exported, and an earlier export is unchanged.\n"
-    assert {path.name: path.read_bytes() for path in (run / "export").iterdir()} == before
-    assert not list(run.glob(".export-*"))

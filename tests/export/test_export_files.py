@@ -184,7 +184,7 @@ def test_a_card_says_what_is_known_and_n_a_of_the_rest(
     assert rows["code"] == "aaaaaaaaaaaa and uncommitted changes"
     assert rows["time"] == rows["GPU energy"] == "n/a"
     assert "n/a: neither the run nor `make eval`" in text
-    assert f"| 75.00% | {round(tokens * 0.75):,} | n/a |" in text
+    assert f"| 75.00% | {round(tokens * 0.75):,} |\n" in text
     assert "License: n/a" in text and "N_KV_HEAD=2\n" in text
     assert "secret-host" not in text and str(run.folder.parent) not in text
 

@@ -1,6 +1,8 @@
 """GGUF=1: the file holds the export's weights, shape and tokenizer, read back by other code than wrote it."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from export import gguf_file
 from settings import SettingsError
 from settings.config import Config
 from tests.export.exported import LLAMA, QWEN, Run, make_run
+from tests.extra_packages import install_apart
 from tests.train.model.test_hf_import import logits
 from tests.train.model.test_model import recipe
 from train.data import tokenizer
@@ -96,28 +99,15 @@ def test_the_file_has_every_token_merge_and_key(make: Make) -> None:
     assert {name: model.get(name) for name in expected} == expected
 
 
-def test_weights_are_the_export_s_to_the_bit_and_norms_in_float32(make: Make) -> None:
-    made = make(**LLAMA, dtype="bfloat16")
-    reader = GGUFReader(made.export / gguf_file.NAME)
+def test_matrices_keep_their_bits_and_norms_are_float32(make: Make) -> None:
+    made = make(**QWEN, dtype="bfloat16")
     stored = load_file(made.export / "model.safetensors")
-    assert len(reader.tensors) == len(stored)
-    found = {tensor.name: tensor for tensor in reader.tensors}
-    for ours, theirs in (
-        ("token_embd", "model.embed_tokens"),
-        ("blk.1.ffn_down", "model.layers.1.mlp.down_proj"),
-        ("blk.1.attn_v", "model.layers.1.self_attn.v_proj"),
-    ):
-        expected = stored[f"{theirs}.weight"].view(torch.uint8).numpy()
-        assert (found[f"{ours}.weight"].data == expected).all(), ours
-    norm = torch.from_numpy(found["blk.0.attn_norm.weight"].data.copy())
+    tensors = {it.name: it for it in GGUFReader(made.export / gguf_file.NAME).tensors}
+    assert len(tensors) == len(stored)
+    expected = stored["model.layers.1.self_attn.k_proj.weight"].view(torch.uint8).numpy()
+    assert (tensors["blk.1.attn_k.weight"].data == expected).all()
+    norm = torch.from_numpy(tensors["blk.0.attn_norm.weight"].data.copy())
     assert torch.equal(norm, stored["model.layers.0.input_layernorm.weight"].float())
-    theirs = stored["model.layers.0.self_attn.k_proj.weight"].view(torch.uint8).numpy()
-    ours = found["blk.0.attn_k.weight"].data
-    half = made.config.head_dim // 2
-    for first in (0, 2 * half):  # row of each head
-        for i in range(half):
-            assert (ours[first + 2 * i] == theirs[first + i]).all()
-            assert (ours[first + 2 * i + 1] == theirs[first + half + i]).all()
 
 
 def test_a_text_begins_with_bos_whatever_the_tokenizer_says(make: Make) -> None:
@@ -179,3 +169,49 @@ def test_only_models_that_were_trained_here_are_written(change: dict[str, Any]) 
         return gguf_file.check_model(changed)
     with pytest.raises(SettingsError, match="MODEL was not trained here"):
         gguf_file.check_model(changed)
+
+
+LLAMA_CPP = """
+import json, sys
+import xllamacpp
+params = xllamacpp.CommonParams()
+params.model.path = sys.argv[1]
+params.n_ctx = 32
+params.n_parallel = 1
+server = xllamacpp.Server(params)
+request = json.loads(sys.argv[2])
+results = [server.handle_completions(request | {"ignore_eos": True})]
+for token in range(8):
+    results.append(server.handle_completions(request | {"logit_bias": [[token, 100.0]]}))
+print(json.dumps([result["choices"][0] for result in results]))
+"""
+
+
+@pytest.mark.parametrize("shape", [LLAMA, QWEN], ids=["llama", "qwen3"])
+def test_llama_cpp_writes_the_same_text_and_stops_at_the_same_tokens(
+    make: Make, shape: dict[str, Any]
+) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = install_apart(
+        "llama-cpp", ["xllamacpp==2026.10.11549"], lambda folder: ["--target", str(folder)]
+    )
+    made = make(**shape)
+    model = AutoModelForCausalLM.from_pretrained(made.export).eval()
+    stops = model.generation_config.eos_token_id
+    prompt = [model.config.bos_token_id, 100, 101]
+    ids = model.generate(torch.tensor([prompt]), max_new_tokens=9, do_sample=False, eos_token_id=-1)
+    request = {"prompt": prompt, "n_predict": 9, "temperature": 0, "top_k": 1}
+    done = subprocess.run(
+        [sys.executable, "-c", LLAMA_CPP, made.export / gguf_file.NAME, json.dumps(request)],
+        env={"PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    greedy, *biased = json.loads(done.stdout)
+    tokenizer = AutoTokenizer.from_pretrained(made.export)
+    assert greedy["text"] == tokenizer.decode(ids[0, len(prompt) :])
+    ends = [token for token, it in enumerate(biased) if it["finish_reason"] == "stop"]
+    assert ends == sorted(stops)

@@ -114,7 +114,7 @@ class Guard:
         if step > self.release_step:
             self.rollbacks = 0
 
-    def skipped(self, reason: str) -> None:
+    def skipped(self, reason: str | None) -> None:
         """A step was refused. reason: as check_step returns it."""
         self.skips += 1
         self.norm_skips = self.norm_skips + 1 if reason == "grad_norm" else 0
