@@ -238,14 +238,14 @@ class ChatTemplate:
 
     def find_endings(self, stop_token: str) -> list[str]:
         """Return what ends a reply, and a reply that calls a tool. Raises TokenizerError."""
-        if stop_token:
-            if stop_token not in self.special_tokens:
-                raise TokenizerError(
-                    f"STOP_TOKEN={stop_token}: is not a special token of {self.name}. "
-                    f"Choose one of: {' '.join(self.special_tokens[:20])}"
-                )
-            return [stop_token]
+        if stop_token and stop_token not in self.special_tokens:
+            raise TokenizerError(
+                f"STOP_TOKEN={stop_token}: is not a special token of {self.name}. "
+                f"Choose one of: {' '.join(self.special_tokens[:20])}"
+            )
         endings = [self.find_ending(PROBE)]
+        if stop_token and not endings[0].endswith(stop_token):
+            return [stop_token]
         if not endings[0]:
             example = self.tokenizer.eos_token or (self.special_tokens or ["</s>"])[0]
             raise TokenizerError(
