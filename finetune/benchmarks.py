@@ -34,6 +34,15 @@ PINS = (
     "tabulate==0.10.0",
     "colorama==0.4.6",
     "lxml==6.1.3",
+    "pytablewriter==1.2.1",
+    "dataproperty==1.1.1",
+    "mbstrdecoder==1.1.5",
+    "pathvalidate==3.3.1",
+    "tabledata==1.3.5",
+    "tcolorpy==0.1.7",
+    "typepy==2.0.0",
+    "chardet==5.2.0",
+    "evaluate==0.4.6",
 )
 CODE_TASKS = ("humaneval", "mbpp")  # these run what the model writes
 ALLOW_CODE = "HF_ALLOW_CODE_EVAL"  # the confirmation that they ask for

@@ -133,7 +133,9 @@ def test_pickles_alone_are_no_model(models: dict[str, Path], chats: Path, tmp_pa
     }
     env = env_of(tmp_path, models["llama"], chats)
     with hub(repositories=held) as running:
-        assert "The Hub has no safetensors of it" in bring(env, running, tmp_path, 78)
+        assert "it has no safetensors, and pickles are not read" in bring(
+            env, running, tmp_path, 78
+        )
 
 
 @pytest.mark.slow

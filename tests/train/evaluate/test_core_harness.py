@@ -1,6 +1,6 @@
 """Tasks of CORE in EleutherAI's lm-evaluation-harness and in ours: one model, the same documents, every choice.
 
-The harness and what its imports need beyond .venv are installed into a folder in /tmp, once: 15 MB.
+The harness and what it needs beyond .venv are installed into a folder in /tmp, once: 15 MB.
 """
 
 import json
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from finetune.benchmarks import PINS
 from tests.extra_packages import install_apart
 from tests.train.evaluate.test_core_score import CPU, Parts, bundle, parts  # noqa: F401 (fixtures)
 from tests.train.model.test_model import hugging_face
@@ -18,15 +19,6 @@ from train.evaluate.core.prompts import questions, texts_of
 from train.evaluate.core.score import is_right, score_choices
 from train.evaluate.core.tasks import LANGUAGE, SCHEMA, shots_of
 from train.model.model import build
-
-PINS = (
-    "lm_eval==0.4.13",
-    "sacrebleu==2.6.0",
-    "portalocker==4.4.2",
-    "tabulate==0.10.0",
-    "colorama==0.4.6",
-    "lxml==6.1.3",
-)
 
 
 @pytest.fixture(scope="module")
