@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from finetune.chat_eval import words
+from finetune.chat_eval import show_share
 from pipeline.stages import CHAT_STAGES, Stage
 from pipeline.state import State
 from record import metrics
@@ -27,7 +27,7 @@ def summary(c: Config, stages: Sequence[Stage], state: State) -> list[str]:
     lines += [f"  {a:<{widths[0]}}  {b:>{widths[1]}}  {result}".rstrip() for a, b, result in told]
     for kind, name in (("choice", "multiple choice"), ("written", "written answers")):
         rows = [
-            (key, words(found[kind]))
+            (key, show_share(found[kind]["right"], found[kind]["asked"]))
             for key in CHAT_STAGES
             if (found := newest(c, f"{c.run_name}-{key}", "chat_step_*.json"))
             and found[kind]["asked"]

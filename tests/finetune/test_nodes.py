@@ -170,7 +170,7 @@ def test_what_a_node_does_not_have_is_told_to_both(
     code = 64 if what == "MODEL" else 78
     first, second = all_nodes[-1].ends(code, code)
     why = (
-        "MODEL=~/model: there is no such run"
+        "MODEL=~/model: There is no such run"
         if what == "MODEL"
         else "DATA=~/chats.jsonl: there is no such file"
     )

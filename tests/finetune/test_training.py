@@ -231,8 +231,8 @@ def test_another_model_or_other_data_do_not_go_on(
 
 REFUSED: list[tuple[dict[str, str], int, str]] = [
     ({"MODEL": ""}, 64, "MODEL is not set"),
-    ({"MODEL": "no/such@abcdef"}, 64, "there is no such run"),
-    ({"MODEL": "nobody/nothing"}, 78, "has not been brought from the hub"),
+    ({"MODEL": "no/such@abcdef"}, 64, "There is no such run"),
+    ({"MODEL": "nobody/nothing"}, 78, "Is not in"),
     ({"DATA": ""}, 64, "DATA is not set"),
     ({"DATA": "gone.jsonl"}, 78, "gone.jsonl"),
     (

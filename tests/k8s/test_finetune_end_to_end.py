@@ -88,6 +88,6 @@ def test_a_model_that_is_not_on_the_volume_ends_the_job_with_its_name(lab: Lab) 
     lab.make("finetune-k8s", "absent", MODEL="/volume/models/gone")
     lab.until(lambda: "Failed" in lab.conditions("absent"), "the Job has failed")
     assert any(
-        re.search(r"MODEL=\S*/models/gone: there is no such run", path.read_text())
+        re.search(r"MODEL=\S*/models/gone: There is no such run", path.read_text())
         for path in lab.cluster.log_files.values()
     )

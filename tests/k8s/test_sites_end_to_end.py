@@ -174,9 +174,7 @@ def test_the_lighthouse_is_started_again_where_it_was(story: Story) -> None:
 
 def test_status_tells_of_each_site(story: Story) -> None:
     assert "running: all 3 pods run" in story.told and f"Job {NAME}" in story.told
-    assert (
-        "site 1 " in story.told and "site 2 " in story.told and "last sync: step" in story.told
-    )
+    assert "site 1 " in story.told and "site 2 " in story.told and "last sync: step" in story.told
     assert "of 3 sites" in story.told and "every step waits" not in story.told
 
 
