@@ -82,7 +82,7 @@ def evaluate(config: Config, world: World) -> int:
             tokenizer = shlex.quote(trained.config.tokenizer)
             problem += (
                 f" TOKENIZER={tokenizer}. The held-out text of DATA_MIX must be prepared with the "
-                "tokenizer of INIT_FROM"
+                f"tokenizer of {trained.source}"
             )
         problems.append(problem)
     try:
