@@ -12,6 +12,7 @@ do not count. Which EVAL_EXAMPLES questions are asked depends on SEED and on wha
 import dataclasses
 import json
 import logging
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -24,7 +25,7 @@ from finetune.chat import Chat
 from finetune.chat_template import Refused
 from finetune.conversations import read_all
 from finetune.examples import choose, hash_of
-from finetune.model_folder import Weights
+from finetune.model_folder import Weights, open_together
 from finetune.row_shapes import Conversation
 from record.durable import write_whole
 from record.metrics import replace_nonfinite
@@ -37,6 +38,7 @@ from train.data.data_paths import data_dir
 from train.data.sources.source import CorpusError
 from train.distributed.world import World, broadcast_object, raise_on_all_ranks, sum_over_ranks
 from train.evaluate.core.metric import wilson
+from train.generate.command import run_command
 
 SPARE_TOKENS = 8  # that a written answer may have beyond twice the right one's
 NAMES = {"choice": "multiple choice", "written": "written answers"}
@@ -263,3 +265,12 @@ def write(
             f"{path}: cannot be written ({error.strerror}). Make room, or choose another RUNS_DIR."
         ) from error
     log.info("written: %s", show_path(path))
+
+
+def ask_any(config: Config, world: World) -> int:
+    """Ask any run the questions of EVAL_DATA, one that was only pretrained as well."""
+    return measure(config, world, open_together(config, world))
+
+
+if __name__ == "__main__":  # for `make pipeline`
+    sys.exit(run_command(ask_any, sys.stdout))

@@ -99,7 +99,7 @@ def main() -> int:
         return check_and_run(asked)
     except SettingsError as error:
         log.error("%s", explain_error(error))
-        return BAD_SETTING
+        return error.exit_code
     except RunFolderError as error:
         log.error("%s", error)
         return BAD_DATA

@@ -30,7 +30,7 @@ TRAIN = (PYTHON, "-m", "scripts.train")
 TUNE = (PYTHON, "-m", "scripts.train", "finetune")
 EVAL = (PYTHON, "-m", "train.launcher", "finetune.evaluate")
 CHAT_EVAL = ("bash", "scripts/launch.sh", "finetune.chat_eval")  # asks the base too
-EXPORT, CHAT = (PYTHON, "-m", "export"), (PYTHON, "-m", "train.generate.sample", "chat")
+EXPORT, CHAT = (PYTHON, "-m", "export"), (PYTHON, "-m", "finetune.chat")
 CHAT_STAGES = ("base", "mid", "sft")
 LONGEST_NAME = 63 - len("-pipeline")
 
