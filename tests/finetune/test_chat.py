@@ -79,6 +79,9 @@ class Shell:
             sys.stderr.write(f"{text % more}\n")
 
         with self.monkeypatch.context() as patch:
+            for name in list(os.environ):  # `make test` has goals of its own
+                if name.startswith("MAKE"):
+                    patch.delenv(name)
             for name, value in {**self.settings, **settings}.items():
                 patch.setenv(name, str(value))
             typed = io.TextIOWrapper(io.BytesIO(stdin.encode()), encoding="utf-8")

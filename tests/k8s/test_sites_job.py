@@ -320,7 +320,7 @@ def test_status_tells_the_sites_and_counts_the_lighthouse_as_none(
         and f"on {JOB}-1" in told["site 1"]
     )
     assert "training, and silent step 40/190735" in told["site 2"]
-    assert any(line.startswith("last exchange: step 2100, of 2 sites, ") for line in lines)
+    assert any(line.startswith("last sync: step 2100, of 2 sites, ") for line in lines)
     assert "every step waits" not in out and "last checkpoint: step 2000" in out
 
 
