@@ -322,7 +322,7 @@ def columns_of(path: Path, name: str) -> tuple[tuple[str, ...], list[str]]:
     with open_parquet(path) as file:
         names = file.schema_arrow.names
         rows = file.metadata.num_rows
-    used = tuple(column for column in names if column in COLUMNS)
+    used = tuple(column for column in names if column.lower() in COLUMNS)
     if rows and not used:
         raise Broken(f"has the columns {', '.join(names)}", f"Rename them; accepted are {ACCEPTED}")
-    return used, [column for column in names if column not in COLUMNS]
+    return used, [column for column in names if column.lower() not in COLUMNS]

@@ -21,23 +21,19 @@ Message = dict[str, Any]  # role, content; where given reasoning_content, tool_c
 Row = dict[str, Any]
 
 LISTS = ("messages", "conversations", "conversation")
-OPTIONS = ("options", "choices")
-ANSWERS = ("answer", "answerKey")
 ASKED = ("prompt", "question", "instruction", "query")
 ANSWERED = ("completion", "response", "answer", "output")
+PAIRS = [
+    ("prompt", "completion"),
+    ("prompt", "response"),
+    ("question", "answer"),
+    ("instruction", "output"),
+    *itertools.product(ASKED, ANSWERED),
+    ("input", "output"),
+]
+CHOICES = [*itertools.product(["question"], ["options", "choices"], ["answer", "answerkey"])]
 # The first of these of which a row has all columns is taken.
-SHAPES = {
-    **{name: (name,) for name in LISTS},
-    "prompt/completion": ("prompt", "completion"),
-    "prompt/response": ("prompt", "response"),
-    **{
-        "/".join(columns): columns for columns in itertools.product(("question",), OPTIONS, ANSWERS)
-    },
-    "question/answer": ("question", "answer"),
-    "instruction/output": ("instruction", "output"),
-    **{"/".join(columns): columns for columns in itertools.product(ASKED, ANSWERED)},
-    "input/output": ("input", "output"),
-}
+SHAPES = {"/".join(columns): columns for columns in [*zip(LISTS), *CHOICES, *PAIRS]}
 ACCEPTED = (
     "messages, conversations, a question (prompt, question, instruction or query) with an answer "
     "(completion, response, answer or output), or question + choices + answer"
@@ -45,20 +41,21 @@ ACCEPTED = (
 SYSTEM = ("system", "system_prompt")
 ADDED = ("input", "context")  # follows the question
 INDEX = ("answer_idx", "answer_index")
+OF_PAIRS = (*ADDED, "history")
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+TOOLS = ("tools", "functions")
 WEIGHTS = (
     "weight",
     "train",
     "training",
     "trainable",
     "loss",
-)  # of a message; 0 or false: not learned
-ROW_WEIGHTS = ("weight", "train")
-THOUGHTS = ("reasoning_content", "reasoning", "thinking")
-TOOLS = ("tools", "functions")
-PREFERENCE = ("chosen", "rejected", "label")
+    "loss_mask",
+)  # 0 or false: not learned
+PREFERENCES = ("chosen", "rejected", "label")
 MEDIA = ("image", "images", "audio", "audios", "video", "videos")
-READ = (*SYSTEM, *ADDED, "history", *INDEX, *ROW_WEIGHTS, *THOUGHTS, *TOOLS, *PREFERENCE, *MEDIA)
-COLUMNS = tuple(dict.fromkeys([*itertools.chain(*SHAPES.values()), *READ]))
+OF_ROWS = (*SYSTEM, *THOUGHTS, *TOOLS, *WEIGHTS, *PREFERENCES, *MEDIA)
+COLUMNS = {*itertools.chain(*SHAPES.values()), *OF_PAIRS, *INDEX, *OF_ROWS}
 
 ROLES = {
     "system": "system",
@@ -76,6 +73,14 @@ ROLES = {
     "tool": "tool",
     "function": "tool",
     "observation": "tool",
+    "ipython": "tool",
+}
+FOLLOWS = {  # the role before, "" at the start -> the roles that may follow
+    "": ("system", "user"),
+    "system": ("user",),
+    "user": ("assistant",),
+    "assistant": ("user", "tool"),
+    "tool": ("assistant", "tool", "user"),
 }
 ROLE_KEYS = ("role", "from")
 TEXT_KEYS = ("content", "value", "text")
@@ -98,7 +103,8 @@ REASONS = {
     "as a list of calls with name and arguments, both also as JSON in a string",
     "thoughts": "thoughts of the row, which has several replies. Move them into the message that they "
     "precede, as reasoning_content",
-    "weight": "a weight other than 0 and 1. Use 1 for what is learned and 0 for what is not",
+    "weight": "a weight other than 0 and 1. Use 1 for what is learned and 0 for what is not, "
+    "or rename the column",
     "unlearned": "nothing to learn, since every weight is 0. Remove the row",
     "preference": "preferences (DPO or KTO), which are not learned here. Keep the good replies as "
     "completion, and remove the other rows and the columns chosen, rejected and label",
@@ -147,20 +153,10 @@ class Unfit(Exception):
         self.bad = Bad(reason, what)
 
 
-@dataclasses.dataclass
-class Draft:
-    """What was read of a row so far. used: its columns that something here follows."""
-
-    used: set[str]
-    messages: list[Message] = dataclasses.field(default_factory=list)
-    unread: set[str] = dataclasses.field(default_factory=set)
-    options: tuple[str, ...] = ()
-
-
 def conversation_of(row: Row) -> Conversation | Bad:
     """Return the conversation in a row, or what is wrong with it."""
     try:
-        return read_row(row)
+        return read_row({str(name).lower(): value for name, value in row.items()})
     except Unfit as unfit:
         return unfit.bad
 
@@ -168,33 +164,39 @@ def conversation_of(row: Row) -> Conversation | Bad:
 def read_row(row: Row) -> Conversation:
     """Return the conversation in a row. Raises Unfit."""
     shape = find_shape(row)
-    check_kind(row, shape)
-    if not is_learned(row, "the row", ROW_WEIGHTS):
+    columns = SHAPES[shape]
+    check_kind(row, columns)
+    if not is_learned(row, "the row"):
         raise Unfit("unlearned", "its weight is 0")
-    draft = Draft({*SHAPES[shape], *SYSTEM, *ROW_WEIGHTS, *TOOLS, *THOUGHTS, *PREFERENCE})
-    if shape in LISTS:
-        draft.messages = read_messages(row[shape], f"column {shape!r}", draft)
-    elif {*SHAPES[shape]} & {*OPTIONS}:
-        read_choice(row, shape, draft)
+    used = {*columns, *OF_ROWS}
+    unread: set[str] = set()
+    options: tuple[str, ...] = ()
+    if columns[0] in LISTS:
+        messages = read_messages(row[shape], f"column {shape!r}", unread)
+    elif columns in CHOICES:
+        messages, options = read_choice(row, columns)
+        used |= {*INDEX}
     else:
-        read_pair(row, shape, draft)
-    add_system(row, draft)
-    add_thoughts(row, draft)
-    tools = read_tools(row)
-    messages, notes = put_in_order(draft.messages)
+        messages = read_pair(row, columns, unread)
+        used |= {*OF_PAIRS}
+    add_system(row, messages)
+    add_thoughts(row, messages)
+    messages, notes = put_in_order(messages)
     unlearned = [number for number, message in enumerate(messages) if message.pop(UNLEARNED, False)]
     replies = sum(message["role"] == "assistant" for message in messages)
     if len(unlearned) == replies:
         raise Unfit("unlearned", f"the weight of its {replies} replies is 0")
-    unread = {str(name) for name, value in row.items() if is_given(value)} - draft.used
+    for name in row.keys() - used:
+        if is_given(row[name]):
+            unread.add(name)
     return Conversation(
         messages,
-        tools,
+        read_tools(row),
         frozenset(unlearned),
         shape,
         notes,
-        frozenset(unread | draft.unread),
-        draft.options,
+        frozenset(unread),
+        options,
     )
 
 
@@ -205,19 +207,24 @@ def find_shape(row: Row) -> str:
             return shape
     if is_given(row.get("rejected")):
         raise Unfit("preference", "it has chosen and rejected")
-    names = ", ".join(map(str, list(row)[:10]))
-    raise Unfit("shape", f"it has {names or 'no column'}")
+    names = [name if value is not None else f"{name} (null)" for name, value in row.items()]
+    raise Unfit("shape", f"it has {', '.join(names[:10]) or 'no column'}")
 
 
-def check_kind(row: Row, shape: str) -> None:
+def check_kind(row: Row, columns: tuple[str, ...]) -> None:
     """Raise Unfit for data of another kind of training, whose columns change what a row means."""
-    if is_given(row.get("rejected")) and row.get("chosen") != row.get(shape):
+    is_chosen = row.get("chosen") == row[columns[0]]
+    if is_given(row.get("rejected")) and not is_chosen:
         raise Unfit("preference", "it has rejected")
     if row.get("label") in (0, 1):  # of Python, also False and True
         raise Unfit("preference", f"it has label = {row['label']}")
+    check_media(row, "it")
+
+
+def check_media(value: Row, where: str) -> None:
     for name in MEDIA:
-        if is_given(row.get(name)):
-            raise Unfit("media", f"it has {name}")
+        if is_given(value.get(name)):
+            raise Unfit("media", f"{where} has {name}")
 
 
 def is_given(value: Any) -> bool:
@@ -225,26 +232,38 @@ def is_given(value: Any) -> bool:
     return value not in (None, "", [], {})
 
 
+def is_learned(value: Row, where: str) -> bool:
+    """Tell whether a message or a row is learned. Raises Unfit for a weight other than 0 and 1."""
+    weights = []
+    for name in WEIGHTS:
+        if is_given(value.get(name)):
+            weights.append(value[name])
+            if value[name] not in (0, 1):
+                raise Unfit("weight", f"{where} has {name} = {show(value[name])}")
+    return all(weights)
+
+
 # ---- Shapes
 
 
-def read_pair(row: Row, shape: str, draft: Draft) -> None:
-    """A question and its answer: two texts, or two lists of messages."""
-    asked, answered = SHAPES[shape]
-    if isinstance(row[asked], list) or isinstance(row[answered], list):
-        for name in (asked, answered):
-            draft.messages += read_messages(row[name], f"column {name!r}", draft)
-        return
-    draft.messages = read_history(row)
-    question = read_text(row[asked], f"column {asked!r}")
-    for name in ADDED:
-        if name != asked and is_given(row.get(name)):
-            added = read_text(row[name], f"column {name!r}")
-            if added.strip():
-                question += f"\n\n{added}"
-    answer = read_text(row[answered], f"column {answered!r}")
-    draft.messages += [make("user", question), make("assistant", answer)]
-    draft.used |= {*ADDED, "history"}
+def read_pair(row: Row, columns: tuple[str, ...], unread: set[str]) -> list[Message]:
+    """A question and its answer. Each is a text or a list of messages."""
+    asked, answered = columns
+    messages = read_history(row)
+    for role, name in (("user", asked), ("assistant", answered)):
+        value, where = row[name], f"column {name!r}"
+        if isinstance(value, list) and all(isinstance(part, dict) for part in value):
+            messages += read_messages(value, where, unread)
+        else:
+            messages.append(make(role, read_text(value, where)))
+        if name != asked:
+            continue
+        for added in ADDED:
+            if added != asked and is_given(row.get(added)):
+                text = read_text(row[added], f"column {added!r}")
+                if text.strip():
+                    messages[-1]["content"] += f"\n\n{text}"
+    return messages
 
 
 def read_history(row: Row) -> list[Message]:
@@ -265,35 +284,33 @@ def read_history(row: Row) -> list[Message]:
     return messages
 
 
-def read_choice(row: Row, shape: str, draft: Draft) -> None:
-    """Multiple choice: the options follow the question as lines "A. text". The reply is such a line."""
-    _, column, answered = SHAPES[shape]
+def read_choice(row: Row, columns: tuple[str, ...]) -> tuple[list[Message], tuple[str, ...]]:
+    """Multiple choice: the options follow the question as lines "A. text". The reply is such a line.
+
+    Returns the messages and these lines.
+    """
+    _, column, answered = columns
     options = read_options(row[column], f"column {column!r}")
-    answer = row[answered]
     labels = list(options)
-    if type(answer) is int and 0 <= answer < len(labels):
-        right = [labels[answer]]
-    else:
-        right = [label for label, text in options.items() if text == answer]
-        if not right and answer in options:
-            right = [answer]
-    if len(right) != 1:
-        which = " and ".join(right) or "none of the options"
-        raise Unfit("options", f"{answered} = {show(answer)} is {which}")
-    for name in INDEX:
-        index = row.get(name)
-        if type(index) is int and 0 <= index < len(labels):
-            index = labels[index]
-        if index not in (None, right[0]):
-            raise Unfit("options", f"{name} is {index!r}, but {show(answer)} is {right[0]}")
+    right = ""
+    for name in (answered, *INDEX):
+        answer = row.get(name)
+        if answer is None:
+            continue
+        found = [label for label, text in options.items() if text == answer]
+        if type(answer) is int and 0 <= answer < len(labels):
+            found = [labels[answer]]
+        elif not found and answer in options:
+            found = [answer]
+        if len(found) != 1:
+            which = " and ".join(found) or "none of the options"
+            raise Unfit("options", f"{name} = {show(answer)} is {which}")
+        if right and found[0] != right:
+            raise Unfit("options", f"{answered} is {right}, but {name} is {found[0]}")
+        right = found[0]
     lines = {label: f"{label}. {text}" for label, text in options.items()}
-    question = read_text(row["question"], "column 'question'")
-    draft.messages = [
-        make("user", "\n".join([question, *lines.values()])),
-        make("assistant", lines[right[0]]),
-    ]
-    draft.options = tuple(lines.values())
-    draft.used |= {*INDEX}
+    question = "\n".join([read_text(row["question"], "column 'question'"), *lines.values()])
+    return [make("user", question), make("assistant", lines[right])], tuple(lines.values())
 
 
 def read_options(value: Any, where: str) -> dict[str, str]:
@@ -304,52 +321,53 @@ def read_options(value: Any, where: str) -> dict[str, str]:
         value = dict(zip(LABELS, value, strict=False))
     if not isinstance(value, dict) or not value:
         raise Unfit("type", f"{where} is {show(value)}, not a list of texts or labels with texts")
-    return {
-        str(label): read_text(text, f"option {label}")
-        for label, text in value.items()
-        if text is not None
-    }
+    given = {label: text for label, text in value.items() if text is not None}
+    return {str(label): read_text(text, f"option {label}") for label, text in given.items()}
 
 
-def add_system(row: Row, draft: Draft) -> None:
+def add_system(row: Row, messages: list[Message]) -> None:
     for name in SYSTEM:
         if not is_given(row.get(name)):
             continue
-        if draft.messages and draft.messages[0]["role"] == "system":
+        if messages and messages[0]["role"] == "system":
             raise Unfit("order", f"a {name} column, and a system message as well")
-        draft.messages.insert(0, make("system", read_text(row[name], f"column {name!r}")))
+        messages.insert(0, make("system", read_text(row[name], f"column {name!r}")))
 
 
-def add_thoughts(row: Row, draft: Draft) -> None:
+def add_thoughts(row: Row, messages: list[Message]) -> None:
     """Thoughts in a column of their own belong to the only reply."""
+    replies = [message for message in messages if message["role"] == "assistant"]
     for name in THOUGHTS:
         if not is_given(row.get(name)):
             continue
-        replies = [message for message in draft.messages if message["role"] == "assistant"]
         if len(replies) != 1 or "reasoning_content" in replies[0]:
             raise Unfit("thoughts", f"it has {name} and {len(replies)} replies")
         replies[0]["reasoning_content"] = read_text(row[name], f"column {name!r}")
 
 
 def read_tools(row: Row) -> list[dict[str, Any]] | None:
+    """Return the functions that a reply may call, as chat templates take them."""
     for name in TOOLS:
         tools = parse(row.get(name))
         if not is_given(tools):
             continue
-        if isinstance(tools, dict):
-            tools = [tools]
         if not isinstance(tools, list):
             raise Unfit("tools", f"column {name!r} is {show(tools)}")
-        return [read_tool(parse(tool), f"column {name!r}") for tool in tools]
+        return [read_function(tool, f"column {name!r}") for tool in tools]
     return None
 
 
-def read_tool(tool: Any, where: str) -> dict[str, Any]:
-    if isinstance(tool, dict) and isinstance(tool.get("function"), dict):
-        return tool
-    if isinstance(tool, dict) and isinstance(tool.get("name"), str):
-        return {"type": "function", "function": tool}
-    raise Unfit("tools", f"{where} has {show(tool)}, which has no name")
+def read_function(value: Any, where: str) -> dict[str, Any]:
+    """Return a tool or a call as {"type": "function", "function": {"name", ...}}."""
+    value = parse(value)
+    function = value
+    if isinstance(value, dict):
+        function = value.get("function", value)
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise Unfit("tools", f"{where} has {show(value)}, which has no name")
+    if function is value:
+        return {"type": "function", "function": function}
+    return value | {"type": "function"}
 
 
 # ---- Messages
@@ -359,96 +377,65 @@ def make(role: str, text: str) -> Message:
     return {"role": role, "content": text}
 
 
-def read_messages(value: Any, where: str, draft: Draft) -> list[Message]:
+def read_messages(value: Any, where: str, unread: set[str]) -> list[Message]:
     value = parse(value)
     if not isinstance(value, list):
         raise Unfit("type", f"{where} is {show(value)}, not a list of messages")
     return [
-        read_message(message, f"message {number} of {where}", draft)
+        read_message(parse(message), f"message {number} of {where}", unread)
         for number, message in enumerate(value, 1)
     ]
 
 
-def read_message(value: Any, where: str, draft: Draft) -> Message:
+def read_message(value: Any, where: str, unread: set[str]) -> Message:
     if not isinstance(value, dict):
         raise Unfit("type", f"{where} is {show(value)}, not an object")
-    given = {name: part for name, part in value.items() if part is not None}
-    name = first_of(ROLE_KEYS, given)
-    role = given.get(name)
+    given = {str(name): part for name, part in value.items() if part is not None}
+    role_key = first_of(ROLE_KEYS, given)
+    text_key = first_of(TEXT_KEYS, given)
+    role = given.get(role_key)
     if not isinstance(role, str):
-        raise Unfit(
-            "type", f"{where} has no role; it has {', '.join(map(str, given)) or 'nothing'}"
-        )
+        raise Unfit("type", f"{where} has no role; it has {', '.join(given) or 'nothing'}")
     spelled = role.strip().lower()
     if spelled not in ROLES:
         raise Unfit("role", f"{where} has the role {role[:40]!r}")
-    text_key = first_of(TEXT_KEYS, given)
-    message = make(ROLES[spelled], "")
-    used = {name, text_key, *WEIGHTS, *MEDIA}
-    for medium in MEDIA:
-        if is_given(given.get(medium)):
-            raise Unfit("media", f"{where} has {medium}")
+    check_media(given, where)
+    if spelled == "function_call":  # ShareGPT writes the call as the text
+        given["tool_calls"] = given.pop(text_key, "")
 
-    content = given.get(text_key)
-    if spelled == "function_call":
-        message["tool_calls"] = read_calls(content, where)
-    elif content is not None or not has_calls(given):
-        message["content"] = read_content(content, where, message)
+    message = make(ROLES[spelled], "")
+    calls = [given[name] for name in CALLS if is_given(given.get(name))]
+    if text_key in given or not calls:
+        message["content"] = read_content(given.get(text_key), where, message)
+    used = {role_key, text_key, *WEIGHTS}
     if message["role"] == "assistant":
         used |= {*THOUGHTS, *CALLS}
-        read_reply_keys(given, where, message)
-        if not is_learned(given, where, WEIGHTS):
+        for name in THOUGHTS:
+            if is_given(given.get(name)):
+                message["reasoning_content"] = read_text(given[name], where)
+        for call in calls:
+            message["tool_calls"] = read_calls(call, where)
+        if not is_learned(given, where):
             message[UNLEARNED] = True
     if message["role"] == "tool":
         used |= {*OF_RESULTS}
-        message |= {key: given[key] for key in OF_RESULTS if is_given(given.get(key))}
-    for key in given.keys() - used:
-        if is_given(given[key]):
-            draft.unread.add(f"{key} of messages")
+        message |= {name: given[name] for name in OF_RESULTS if name in given}
+    for name in given.keys() - used:
+        if is_given(given[name]):
+            unread.add(f"{name} of messages")
     return message
-
-
-def read_reply_keys(given: Row, where: str, message: Message) -> None:
-    """Add the thoughts and calls of a reply."""
-    for name in THOUGHTS:
-        if is_given(given.get(name)):
-            message["reasoning_content"] = read_text(given[name], where)
-    for name in CALLS:
-        if is_given(given.get(name)):
-            message["tool_calls"] = read_calls(given[name], where)
-
-
-def has_calls(given: Row) -> bool:
-    return any(is_given(given.get(name)) for name in CALLS)
 
 
 def read_calls(value: Any, where: str) -> list[dict[str, Any]]:
     """Return calls as chat templates take them: their arguments as an object, not as text."""
     value = parse(value)
     calls = []
-    for call in value if isinstance(value, list) else [value]:
-        call = parse(call)
-        function = call.get("function", call) if isinstance(call, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise Unfit("tools", f"{where} has the call {show(call)}, which has no name")
-        arguments = parse(function.get("arguments", function.get("parameters")))
-        called = {"name": function["name"], "arguments": {} if arguments is None else arguments}
-        more = {"id": call["id"]} if is_given(call.get("id")) else {}
-        calls.append({"type": "function", **more, "function": called})
+    for item in value if isinstance(value, list) else [value]:
+        call = read_function(item, where)
+        function = call["function"]
+        arguments = parse(function.get("arguments", {}))
+        calls.append(call | {"function": function | {"arguments": arguments}})
     return calls
-
-
-def is_learned(value: Row, where: str, names: Iterable[str]) -> bool:
-    """Tell whether a message or a row is learned. Raises Unfit for a weight other than 0 and 1."""
-    weights = []
-    for name in names:
-        weight = value.get(name)
-        if not is_given(weight):
-            continue
-        if weight not in (0, 1):
-            raise Unfit("weight", f"{where} has {name} = {show(weight)}")
-        weights.append(weight)
-    return all(weights)
 
 
 def read_content(value: Any, where: str, message: Message) -> str:
@@ -517,7 +504,7 @@ def put_in_order(written: list[Message]) -> tuple[list[Message], tuple[str, ...]
         elif role == before and role != "tool":
             join(messages[-1], message, number)
             notes.append("joined")
-        elif follows(role, before):
+        elif role in FOLLOWS[before]:
             messages.append(message)
         else:
             raise Unfit("order", f"message {number} is of the {role}: {order}")
@@ -532,18 +519,6 @@ def put_in_order(written: list[Message]) -> tuple[list[Message], tuple[str, ...]
         if not message["content"].strip() and not is_result and "tool_calls" not in message:
             raise Unfit("empty", f"message {number}, of the {message['role']}, has no text")
     return messages, tuple(notes)
-
-
-def follows(role: str, before: str) -> bool:
-    """Tell whether a message of a role may follow one of another; "" is the start."""
-    allowed = {
-        "": ("system", "user"),
-        "system": ("user",),
-        "user": ("assistant",),
-        "assistant": ("user", "tool"),
-        "tool": ("assistant", "tool", "user"),
-    }
-    return role in allowed[before]
 
 
 def join(before: Message, message: Message, number: int) -> None:

@@ -56,6 +56,8 @@ def pair(asked: str, answered: str) -> dict[str, str]:
         (pair("instruction", "response") | {"context": ""}, "instruction/response"),
         (pair("query", "response"), "query/response"),
         (pair("input", "output"), "input/output"),
+        (pair("Question", "Response") | {"id": None}, "question/response"),
+        ({"prompt": [Q], "response": "4"}, "prompt/response"),
         ({"messages": PAIR} | pair("prompt", "response"), "messages"),
     ],
 )
@@ -157,7 +159,7 @@ def test_what_is_repaired_is_noted(messages: list, kept: list, notes: tuple) -> 
     ("reason", "value", "words"),
     [
         ("shape", {"text": "2+2?", "id": 1}, "it has text, id"),
-        ("shape", {"prompt": "2+2?"}, "it has prompt"),
+        ("shape", {"prompt": "2+2?", "response": None}, "it has prompt, response (null)"),
         ("type", {"messages": "2+2?"}, "column 'messages' is '2+2?', not a list of messages"),
         ("type", {"messages": [Q, "4"]}, "message 2 of column 'messages' is '4', not an object"),
         ("type", row("2+2?", 4), "message 2 of column 'messages' is int, not text"),  # type: ignore[arg-type]
@@ -182,6 +184,7 @@ def test_what_is_repaired_is_noted(messages: list, kept: list, notes: tuple) -> 
         ("unlearned", {"messages": PAIR, "train": False}, "its weight is 0"),
         ("unlearned", {"messages": [Q, A | {"loss": False}]}, "the weight of its 1 replies is 0"),
         ("preference", {"prompt": "q", "chosen": "a", "rejected": "b"}, "it has chosen and rej"),
+        ("preference", pair("prompt", "response") | {"rejected": "b"}, "it has rejected"),
         ("preference", {"messages": PAIR, "chosen": [Q], "rejected": [A]}, "it has rejected"),
         ("preference", pair("prompt", "completion") | {"label": False}, "it has label = False"),
         ("media", {"messages": [Q | {"content": [{"type": "image_url"}]}, A]}, "type image_url"),
@@ -196,7 +199,7 @@ def test_what_is_repaired_is_noted(messages: list, kept: list, notes: tuple) -> 
         (
             "options",
             {"question": "q", "options": ["3", "4"], "answer": "4", "answer_idx": "A"},
-            "answer_idx is 'A', but '4' is B",
+            "answer is B, but answer_idx is A",
         ),
         ("nul", {"prompt": "a\0", "completion": "4"}, "column 'prompt': character 1 is NUL"),
         ("surrogate", pair("prompt", "response") | {"response": "\ud83d"}, "character 0 is '\\ud"),
