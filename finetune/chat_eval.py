@@ -223,15 +223,19 @@ def describe(results: dict[str, dict[str, Any]], stops: str) -> list[str]:
     for kind, result in results.items():
         if not result["asked"]:
             continue
-        line = f"{NAMES[kind]}: {show_share(result['right'], result['asked'])}"
-        if kind == "choice":
-            line += f", guessing {result['chance']:.1%}"
+        line = f"{NAMES[kind]}: {show_result(result)}"
         if result["too_long"]:
             line += f"; {result['too_long']:,} too long to be asked"
         lines.append(line)
         if kind == "written":
             lines.append(f"ended with {stops}: {show_share(result['stopped'], result['asked'])}")
     return lines
+
+
+def show_result(result: dict[str, Any]) -> str:
+    """Return for example `31.0% [25.4, 37.2] of 230, guessing 25.0%`."""
+    text = show_share(result["right"], result["asked"])
+    return f"{text}, guessing {result['chance']:.1%}" if result["chance"] else text
 
 
 def show_share(part: int, whole: int) -> str:

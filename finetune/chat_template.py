@@ -19,15 +19,17 @@ reply with is the token that generation stops at.
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from tokenizers import Encoding
 
+from finetune.row_shapes import THOUGHTS, Conversation, Message
 from settings.resolve import show_path
 from train.data.sources.formats import Bad
 from train.data.tokenizer import TokenizerError
@@ -41,8 +43,6 @@ REASONS = {
     "them, or remove them",
     "spells": "a message contains the text of a special token, which would end the reply early",
 }
-Message = dict[str, Any]  # role, content; where given reasoning_content, tool_calls and others
-THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # templates differ in the name
 GENERATION_MARKS = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 
 QUESTION = {"role": "user", "content": "Is it so?"}
@@ -70,19 +70,6 @@ TOOL_PROBE: list[Message] = [
     },
     {"role": "tool", "name": "look_up", "tool_call_id": CALL_ID, "content": "thus"},
 ]
-
-
-class Conversation(Protocol):
-    """What is asked of a conversation. unlearned: indexes of replies that are not scored."""
-
-    @property
-    def messages(self) -> list[Message]: ...
-
-    @property
-    def tools(self) -> list[dict[str, Any]] | None: ...
-
-    @property
-    def unlearned(self) -> frozenset[int]: ...
 
 
 class Labelled(NamedTuple):
@@ -259,7 +246,7 @@ class ChatTemplate:
         return list(dict.fromkeys(filter(None, endings)))
 
     def find_ending(self, probe: list[Message], tools: Any = None) -> str:
-        """Return the special tokens behind a reply, "" if there are none. Raises Refused.
+        """Return the special tokens after a reply, "" if there are none. Raises Refused.
 
         Args:
             probe: a question, a reply and the message that follows.
@@ -305,6 +292,32 @@ class ChatTemplate:
             shared = count_shared(before_reply[::-1], between[::-1])
             return between[len(between) - shared :] or between
         return between or before_reply or "</think>"
+
+    def ids_inside_reply(self) -> set[int]:
+        """Return the tokens that a reply, with thoughts if it can have some, has before its end."""
+        text = ""
+        for reply in ({**REPLY, THOUGHTS[0]: THOUGHT}, REPLY):
+            with contextlib.suppress(Refused):
+                text = text or self.render([QUESTION, reply])
+        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        reply_ids = ids[len(self.prompt_ids([QUESTION])) :]
+        return set(itertools.takewhile(lambda token: token not in self.stop_ids, reply_ids))
+
+    def writes_eos_token(self) -> bool:
+        """Tell whether prompts contain what the tokenizer names eos_token.
+
+        Another token of that name would then change what the model is asked.
+        """
+        named = self.tokenizer.eos_token
+        prompts = []
+        for eos_token in (named, self.stop_token):
+            self.tokenizer.eos_token = eos_token
+            prompt = ""
+            with contextlib.suppress(Refused):  # some templates take a single turn
+                prompt = self.render(PROBE, reply=True)
+            prompts.append(prompt)
+        self.tokenizer.eos_token = named
+        return prompts[0] != prompts[1]
 
     # ---- Labels
 

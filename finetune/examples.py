@@ -142,8 +142,8 @@ def examples_of(
 
     Args:
         folder: DATA_DIR/finetune.
-        stored_key: how the key begins of what a run was trained on so far. A run that 0.2.0
-            started continues with its examples, some of which are labeled differently now.
+        stored_key: how the key begins of what a run was trained on so far. A run of commit
+            9fc3810 continues with its examples, some of which are labeled differently now.
     """
     sources = sources_in(data, setting)
     parts: list[Part] = []
@@ -193,7 +193,7 @@ def open_older(
     seq_len: int,
     folder: Path,
 ) -> Examples | None:
-    """Return the examples as version 0.2.0 wrote them, None if they are not all there."""
+    """Return the examples as commit 9fc3810 wrote them, None if they are not all there."""
     tokenizer = template.tokenizer
     special = sorted(map(str, tokenizer.special_tokens_map.items()))
     backend = tokenizer.backend_tokenizer.to_str()

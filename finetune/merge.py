@@ -12,7 +12,6 @@ the tokenizer's files, whatever the base model ends a text with.
 """
 
 import functools
-import itertools
 import re
 import shutil
 import sys
@@ -29,16 +28,7 @@ from export.export_command import report, run_export
 from export.stored import Weights
 from finetune import hf_model, lite, model_folder
 from finetune.adapter import Adapters, adapters_of, in_file
-from finetune.chat_template import (
-    PROBE,
-    QUESTION,
-    REPLY,
-    THOUGHT,
-    THOUGHTS,
-    ChatTemplate,
-    Message,
-    Refused,
-)
+from finetune.chat_template import ChatTemplate
 from finetune.hf_model import Tuned
 from finetune.weights import plain, put
 from record.regular_file import limit_silence
@@ -235,44 +225,14 @@ def write_stop(folder: Path, template: ChatTemplate) -> None:
     before = generation.get("eos_token_id", config.get("eos_token_id"))
     if not isinstance(before, list):
         before = [] if before is None else [before]
-    inside = ids_inside_reply(template)
+    inside = template.ids_inside_reply()
     kept = [token for token in before if token not in stops and token not in inside]
     place.write_json(path, generation | {"eos_token_id": [*stops, *kept]})
-    if writes_same_prompt(template):
+    if not template.writes_eos_token():
         for name in ("tokenizer_config.json", "special_tokens_map.json"):
             if (folder / name).is_file():
                 names = read_json(folder / name)
                 place.write_json(folder / name, names | {"eos_token": template.stop_token})
-
-
-def ids_inside_reply(template: ChatTemplate) -> set[int]:
-    """Return the tokens that a reply with thoughts has before the one that ends it."""
-    thinking = {**REPLY, THOUGHTS[0]: THOUGHT}
-    text = render(template, [QUESTION, thinking]) or render(template, [QUESTION, REPLY])
-    ids = template.tokenizer(text, add_special_tokens=False)["input_ids"]
-    reply = ids[len(template.prompt_ids([QUESTION])) :]
-    return set(itertools.takewhile(lambda token: token not in template.stop_ids, reply))
-
-
-def writes_same_prompt(template: ChatTemplate) -> bool:
-    """Tell whether the template writes a prompt without the name eos_token.
-
-    Another token of that name would otherwise change what the model is asked.
-    """
-    before = render(template, PROBE, reply=True)
-    eos_token = template.tokenizer.eos_token
-    template.tokenizer.eos_token = template.stop_token
-    is_same = render(template, PROBE, reply=True) == before
-    template.tokenizer.eos_token = eos_token
-    return is_same
-
-
-def render(template: ChatTemplate, messages: list[Message], reply: bool = False) -> str:
-    """Return the text of a conversation, "" if the template refuses it."""
-    try:
-        return template.render(messages, reply)
-    except Refused:
-        return ""
 
 
 def main() -> int:

@@ -25,10 +25,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from export.place import exported_step
+from export.place import FACTS, exported_step
 from record import number_formats, status
 from record.default_run import require_run
 from record.durable import write_whole
+from record.exit_codes import BAD_SETTING
 from record.run_paths import RunPaths
 from settings import ROOT, ExpectedError, SettingsError
 from settings.config import SETTINGS, Config
@@ -41,7 +42,7 @@ from train.data.data_paths import data_dir
 from train.data.sources.hub import Again, ask
 from train.data.sources.source import CorpusError
 from train.distributed.world import World, broadcast_object, raise_on_all_ranks
-from train.generate.load_run import check_step, no_checkpoint
+from train.generate.load_run import check_step, is_about_folder, no_checkpoint
 from train.model.hf_import import ForeignError, read_json, weight_files
 from train.run_folder import stored_config
 
@@ -49,7 +50,6 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[0-9a-f]{7,40})?"
 WANTED = re.compile(r"[^/]+\.(json|jinja|safetensors|model|txt)")  # in the root of the repository
 WHOLE = ".whole.json"  # written last: the commit that a folder holds
 HUB = "https://huggingface.co/"
-BAD_SETTING = 64
 
 log = logging.getLogger(__name__)
 
@@ -184,7 +184,7 @@ class Weights:
     @property
     def stop_token(self) -> str:
         """The token that the run ended replies with, "" if the chat template says it."""
-        facts = self.folder / "export.json"
+        facts = self.folder / FACTS
         return str(read_json(facts).get("stop_token", "")) if facts.is_file() else ""
 
     @property
@@ -197,8 +197,7 @@ def stored_settings(config: Config) -> dict[str, Any]:
     """Return the settings of the run that a command is about, {} if INIT_FROM is meant."""
     stored = stored_config(RunPaths.of(config.runs_dir, config.run_name, ROOT))
     settings: dict[str, Any] = stored.get("settings", {})
-    explicit = find_explicit()
-    if config.init_from and "INIT_FROM" in explicit and "RUN_NAME" not in explicit:
+    if is_about_folder(config, settings.get("INIT_FROM", ""), find_explicit()):
         return {}
     return settings
 

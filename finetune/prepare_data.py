@@ -20,6 +20,7 @@ from finetune.batches import Batches
 from finetune.chat_template import ChatTemplate
 from finetune.examples import Examples, Split, choose_examples, examples_of, split
 from finetune.preview import preview
+from record.exit_codes import BAD_DATA, BAD_SETTING
 from record.number_formats import count
 from record.run_paths import RunPaths, list_checkpoints, name_checkpoint
 from settings import ROOT, SettingsError, explain_error, tuning_rules
@@ -33,7 +34,7 @@ from train.data.tokenizer import TokenizerError
 from train.distributed.world import report_exit
 from train.model.hf_import import ForeignError
 
-BAD_SETTING, BAD_DATA, STOPPED = 64, 78, 130
+STOPPED = 130
 BEFORE_TRAINING = "before-training"
 
 

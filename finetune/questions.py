@@ -47,12 +47,6 @@ class Sheet:
     rows: int
     report: list[str]
 
-    @property
-    def chance(self) -> float:
-        """Share of the questions with options that guessing gets right; nan where there is none."""
-        shares = [1 / len(one.options) for one in self.asked if one.options]
-        return sum(shares) / len(shares) if shares else float("nan")
-
 
 def sheet_of(c: Config) -> Sheet:
     """The questions of EVAL_DATA, EVAL_EXAMPLES of them at most. Raises CorpusError, OSError."""
@@ -127,12 +121,3 @@ def fitting(
             f"left out ({', '.join(lost[:3])}{', ...' if len(lost) > 3 else ''})"
         )
     return len(sheet.asked) - len(lost)
-
-
-def is_same(written: str, answer: str) -> bool:
-    """Whether a written answer is the right one: to the letter, but for case, blanks and a stop at the end."""
-    return plain(written) == plain(answer)
-
-
-def plain(text: str) -> str:
-    return " ".join(text.split()).casefold().rstrip(" .!")

@@ -507,7 +507,7 @@ def put_in_order(written: list[Message]) -> tuple[list[Message], tuple[str, ...]
         elif role in FOLLOWS[before]:
             messages.append(message)
         else:
-            raise Unfit("order", f"message {number} is of the {role}: {order}")
+            raise Unfit("order", f"message {number} has the role {role}, in {order}")
     while messages and messages[-1]["role"] != "assistant":
         messages.pop()
         if "unanswered" not in notes:
@@ -517,12 +517,12 @@ def put_in_order(written: list[Message]) -> tuple[list[Message], tuple[str, ...]
     for number, message in enumerate(messages, 1):
         is_result = message["role"] == "tool"
         if not message["content"].strip() and not is_result and "tool_calls" not in message:
-            raise Unfit("empty", f"message {number}, of the {message['role']}, has no text")
+            raise Unfit("empty", f"message {number} ({message['role']}) has no text")
     return messages, tuple(notes)
 
 
 def join(before: Message, message: Message, number: int) -> None:
     """Add a message to the one before it, a blank line between. Raises Unfit for more than texts."""
     if {*before, *message} != {"role", "content"}:
-        raise Unfit("order", f"message {number} follows another one of the {message['role']}")
+        raise Unfit("order", f"message {number} follows another one of the role {message['role']}")
     before["content"] += f"\n\n{message['content']}"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from finetune.chat_eval import show_share
+from finetune.chat_eval import show_result
 from pipeline.stages import CHAT_STAGES, Stage
 from pipeline.state import State
 from record import metrics
@@ -27,7 +27,7 @@ def summary(c: Config, stages: Sequence[Stage], state: State) -> list[str]:
     lines += [f"  {a:<{widths[0]}}  {b:>{widths[1]}}  {result}".rstrip() for a, b, result in told]
     for kind, name in (("choice", "multiple choice"), ("written", "written answers")):
         rows = [
-            (key, words(found[kind]))
+            (key, show_result(found[kind]))
             for key in CHAT_STAGES
             if (found := newest(c, f"{c.run_name}-{key}", "chat_step_*.json"))
             and found[kind]["asked"]
@@ -83,12 +83,6 @@ def result(c: Config, stage: Stage) -> str:
     if stage.key == "sample":
         return show_path(paths.sample)
     return show_path(paths.folder)
-
-
-def words(result: dict[str, Any]) -> str:
-    """31.0% [25.4, 37.2] of 230, guessing 25.0%"""
-    share = show_share(result["right"], result["asked"])
-    return f"{share}, guessing {result['chance']:.1%}" if result["chance"] else share
 
 
 def newest(c: Config, run: str, pattern: str) -> dict[str, Any] | None:

@@ -1,6 +1,5 @@
 """finetune/chat_template.py: ids are those of transformers; scored is what the assistant generates."""
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer
 
 from finetune.chat_template import ChatTemplate, Labelled
+from finetune.row_shapes import Conversation
 from tests.extra_packages import install_apart
 from tests.finetune import making
 from tests.finetune.making import (
@@ -47,19 +47,12 @@ WITH_THOUGHTS = THINKS.replace(
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Talk:
-    messages: list[dict[str, Any]]
-    tools: Any = None
-    unlearned: frozenset[int] = frozenset()
-
-
-def talk(*texts: str, system: str = "", unlearned: tuple[int, ...] = ()) -> Talk:
+def talk(*texts: str, system: str = "", unlearned: tuple[int, ...] = ()) -> Conversation:
     """User and assistant in turn."""
     messages = [{"role": "system", "content": system}] if system else []
     for number, text in enumerate(texts):
         messages.append({"role": ("user", "assistant")[number % 2], "content": text})
-    return Talk(messages, None, frozenset(unlearned))
+    return Conversation(messages, None, frozenset(unlearned))
 
 
 @pytest.fixture
@@ -84,7 +77,7 @@ def scored_parts(chat: ChatTemplate, example: Labelled) -> list[str]:
     return [chat.decode(part) for part in parts]
 
 
-def all_parts(chat: ChatTemplate, conversation: Talk) -> list[list[str]]:
+def all_parts(chat: ChatTemplate, conversation: Conversation) -> list[list[str]]:
     (made,) = chat.label([conversation])
     assert isinstance(made, list), made
     return [scored_parts(chat, example) for example in made]

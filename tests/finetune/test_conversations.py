@@ -155,7 +155,7 @@ def test_rows_that_are_wrong_are_counted_and_the_first_three_of_each_reason_name
 """
         in lines
     )
-    assert f"  {path}:4: message 2, of the assistant, has no text" in lines
+    assert f"  {path}:4: message 2 (assistant) has no text" in lines
     assert f"dropped 1: a blank line. Remove it\n  {path}:6: " in lines
     assert f"1 last messages without a reply left out ({path}:9)" in lines
 

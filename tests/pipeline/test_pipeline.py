@@ -191,7 +191,18 @@ def test_a_tiny_pipeline_that_fails_and_is_killed_goes_on_to_its_end(
     damaged.write_text("{")
     said = pipeline(user, 78)
     assert f"{damaged}: is damaged: it is not JSON. Restore it from a copy" in said
+    assert "stage 3 of 8" not in said  # found before any stage
     damaged.unlink()
+    in_the_way = damaged.with_name("metrics.jsonl")
+    in_the_way.mkdir()
+    said = pipeline(user, 78)
+    assert re.search(
+        r"the stage mid-training failed with exit code 78, and no later one was begun; what it said is in "
+        r".*/x-pipeline/logs/mid\.log, and this goes on there: make pipeline .*RUN_NAME=x",
+        said,
+    )
+    assert "stage 3 of 8" in said and "stage 5 of 8" not in said
+    in_the_way.rmdir()
     for words, number in (("step=2/4", signal.SIGTERM), ("stage 8 of 8", signal.SIGINT)):
         kill_in(user | {"LOG_EVERY": "1"}, words, number)
     said = pipeline(user)

@@ -4,7 +4,7 @@
     -> a quorum: who takes part; a site that is behind gets the weights of one that is not
     -> a sync of the next fragment (outer_step.py), summed over the sites by allreduce.py
 
-With SYNC_DELAY the sync begins so many steps earlier, and ends when it is due. One that fails
+With SYNC_DELAY a sync begins that many steps before it is due, and ends then. A sync that fails
 costs the steps since the last. A process syncs its own part of each weight, with the
 processes of its rank at the other sites.
 """

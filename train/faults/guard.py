@@ -4,9 +4,9 @@ A step is refused where its loss or gradient norm is not finite, or exceeds
 
     median + SPIKE_SIGMAS x spread      of the last WINDOW steps that were taken
 
-Where only the norm is exceeded, several steps in a row, the norms have a new level: the bound of norms is
-forgotten and learned anew. A model that memorizes a small data set gets there. A model that diverges has
-losses beyond their bound as well.
+Where only the norm is exceeded, NEW_LEVEL steps in a row, the norms have reached a new level: the guard forgets
+their window, and checks norms again once it has seen enough of them. Models that memorize a small data set get
+there. The loss of a model that diverges exceeds its own bound, so this does not hide it.
 
 spread is the median distance from the median, scaled to be the standard deviation of a normal distribution;
 it is taken to be at least a part of the median, so that a quiet stretch does not make the guard nervous. The
@@ -43,8 +43,8 @@ STORED_NAMES = {
 }
 COOLDOWN = 5  # steps after a synchronization of sites, in which norms jump without harm
 MAX_SKIPS = 3  # refused steps in a row, after which the run goes back to a checkpoint
+NEW_LEVEL = 2  # steps refused for their norm alone, in a row, after which norms have a new level
 MAX_ROLLBACKS = 3  # times that it may go back to get past one place, before the run ends
-NEW_LEVEL = 2  # of them refused for their norm alone, after which norms have a new level
 LOOK_BACK = 100  # steps whose samples a rollback passes over: those before a spike often lead to it
 
 
@@ -66,7 +66,7 @@ class Guard:
     loss: deque[float] = dataclasses.field(default_factory=new_window)
     grad_norm: deque[float] = dataclasses.field(default_factory=new_window)
     skips: int = 0  # in a row
-    norm_skips: int = 0  # of them the latest that were refused for their norm alone
+    norm_skips: int = 0  # in a row for their norm alone
     rollbacks: int = 0  # since the run last got well beyond where it went back from
     release_step: int = 0  # from which on rollbacks are counted anew
     rollback_step: int = 0  # that the last of them went back to
@@ -156,4 +156,4 @@ class Guard:
         if not history:
             return
         for name, stored in STORED_NAMES.items():
-            setattr(self, name, state.get(stored, 0))
+            setattr(self, name, state.get(stored, 0))  # commit 9fc3810 stored no norm_skips

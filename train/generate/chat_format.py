@@ -121,8 +121,3 @@ def render(vocabulary: Vocabulary, messages: Sequence[Message], reply: bool = Tr
         ids.append(special[made.opening.format("assistant")])
         ids += vocabulary.encode(made.heading.format("assistant"))
     return ids
-
-
-def end_of_message(vocabulary: Vocabulary) -> int:
-    """Return the token with which the assistant ends. Raises TokenizerError."""
-    return special_tokens(vocabulary)[format_of(vocabulary).end]

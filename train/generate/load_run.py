@@ -201,8 +201,7 @@ def find(config: Config, given: Collection[str]) -> Found:
             return find_folder(config, given)
         raise no_checkpoint(paths)
     stored = settings_of_run(paths, before)
-    is_other_folder = config.init_from not in ("", stored.init_from)
-    if is_other_folder and "INIT_FROM" in given and "RUN_NAME" not in given:
+    if is_about_folder(config, stored.init_from, given):
         return find_folder(config, given)
     if stored.model:
         # finetune/evaluate.py has made its export.
@@ -229,6 +228,17 @@ def find(config: Config, given: Collection[str]) -> Found:
     facts = {"attempts": [], **before, "checkpoint": manifest}
     used = settings_for_use(config, stored, given)
     return Found(used, folder, facts, stored_norm_eps(before), tokenizer)
+
+
+def is_about_folder(config: Config, stored_init_from: str, given: Collection[str]) -> bool:
+    """Tell whether a command is about INIT_FROM, although there is a run of RUN_NAME.
+
+    Args:
+        stored_init_from: the run's own INIT_FROM.
+        given: names of settings that the command was given.
+    """
+    is_other = config.init_from not in ("", stored_init_from)
+    return is_other and "INIT_FROM" in given and "RUN_NAME" not in given
 
 
 def settings_of_run(paths: RunPaths, before: dict[str, Any]) -> Config:

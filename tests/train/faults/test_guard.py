@@ -122,7 +122,7 @@ def test_a_guard_from_a_checkpoint_decides_as_one_that_was_never_stopped():
 
 
 def test_norms_that_stay_large_while_the_loss_does_not_are_a_new_level():
-    """As when a model memorizes: the run goes on, and its norms are learned anew."""
+    """As when a model memorizes: the run goes on, and the guard follows its norms."""
     guard = fed([2.0] * 40)
     refused = []
     for step in range(41, 91):

@@ -5,6 +5,7 @@ import json
 import pytest
 from tokenizers import Tokenizer
 
+from export import files
 from train.data import tokenizer
 from train.data.tokenizer import TokenizerError, Vocabulary, load
 from train.generate import chat_format
@@ -72,7 +73,7 @@ def test_by_hand(own, chatml):
     ):
         assert format_of(v) is made
         assert v.decode(render(v, messages)) == text
-        assert v.decode([chat_format.end_of_message(v)]) == made.end
+        assert v.decode(files.chat_of(v)[1]) == made.end
         assert v.decode(special_tokens(v).values()) == "".join(special_tokens(v))
 
 
