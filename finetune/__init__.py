@@ -19,7 +19,7 @@
     main.py          the entry point: train/main.py with these in the place of its own
     merge.py         what was trained, merged into MODEL's files
     exercises.py     questions and talks that are made up, for a first try
-    questions.py     questions with known answers, as a chat is asked them
+    questions.py     what `make pipeline` checks of EVAL_DATA before there is a model to ask
     chat.py          make chat, and make sample of a fine-tuned run
     chat_eval.py     questions of EVAL_DATA, and how many are answered right
     benchmarks.py    tasks of lm-evaluation-harness

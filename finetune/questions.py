@@ -1,4 +1,4 @@
-"""Questions with known answers, as a chat is asked them: EVAL_DATA, whose last answers are what is right.
+"""Questions with known answers, as `make pipeline` checks them before there is a model to ask (chat_eval.py asks).
 
     a row with options     each option is an answer to choose; scored is its letter, as its line begins
     any other row          the answer is to be written
