@@ -255,6 +255,7 @@ def write(
     facts = {
         "schema": 1,
         "weights": show_path(weights.folder),
+        "step": weights.step,
         "time": time.time(),
         "questions": config.eval_examples,
         "seed": config.seed,

@@ -235,6 +235,7 @@ def test_a_card_has_counts_and_evaluations_of_this_step_alone(
     for name, content in (
         ("step_0000003.json", measured),
         ("step_0000002.json", {"step": 2, "val_bpb": 0.99}),
+        ("chat_step_0000003.json", {"step": 3, "written": {"right": 38, "asked": 40}}),
         ("bad.json", []),
     ):
         (run.folder / "eval" / name).write_text(json.dumps(content))
@@ -242,6 +243,7 @@ def test_a_card_has_counts_and_evaluations_of_this_step_alone(
     assert rows["val_loss"] == "3.5000" and "| val_bpb | 1.2500 |" in text
     assert rows["val_bpb"] == "1.1250" and rows["core tasks arc_easy accuracy"] == "0.3750"
     assert rows["core tasks arc_easy shots"] == "10"
+    assert (rows["written right"], rows["written asked"]) == ("38", "40")
     for other in ("8.0", "0.99", "987", "secret-host", "/srv"):
         assert other not in text
     assert rows["time"].startswith("0:0")

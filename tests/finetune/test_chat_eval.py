@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from export import place
 from finetune import chat_eval
 from finetune.chat import Chat
 from finetune.chat_eval import Counts, ask, is_same, read_questions, score
@@ -189,6 +190,7 @@ def test_make_eval_writes_what_it_found(models: dict[str, Path], tmp_path: Path)
         env.pop(name)
     said = train(env, command=["scripts/launch.sh", "finetune.evaluate"])
     facts = json.loads((tmp_path / "run" / "eval" / "chat_init_gemma2.json").read_text())
+    assert facts["step"] is None  # of a folder; the model card takes what has its step
     assert facts["rows"] == 10 and facts["choice"]["asked"] == 9
     assert facts["choice"]["chance"] == pytest.approx(1 / 3)
     assert facts["written"]["asked"] == 1 and len(facts["written"]["stop_interval"]) == 2
@@ -230,3 +232,12 @@ def test_a_row_that_ends_with_a_tool_call_is_not_asked(
 def test_no_question_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match="1 of 1 rows had to be dropped"):
         read_questions(config_of(write_rows(tmp_path / "q.jsonl", [{"question": "none"}])))
+
+
+def test_results_of_a_run_have_its_step(tmp_path: Path) -> None:
+    """By which the model card of the next export finds them."""
+    place.write_facts(tmp_path, {"run": "run", "step": 3})
+    config = load_preset(RUNS_DIR=str(tmp_path), RUN_NAME="run")
+    chat_eval.write(config, ALONE, Weights(tmp_path, {"MODEL": "tiny"}), "chat", {"rows": 2})
+    path = tmp_path / "run" / "eval" / "chat_step_0000003.json"
+    assert json.loads(path.read_text())["step"] == 3
