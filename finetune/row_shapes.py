@@ -155,8 +155,11 @@ class Unfit(Exception):
 
 def conversation_of(row: Row) -> Conversation | Bad:
     """Return the conversation in a row, or what is wrong with it."""
+    named = {str(name).lower(): value for name, value in row.items()}
+    if len(named) < len(row):
+        return Bad("shape", f"names that differ in case alone: {', '.join(map(str, row))}")
     try:
-        return read_row({str(name).lower(): value for name, value in row.items()})
+        return read_row(named)
     except Unfit as unfit:
         return unfit.bad
 

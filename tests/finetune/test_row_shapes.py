@@ -160,6 +160,11 @@ def test_what_is_repaired_is_noted(messages: list, kept: list, notes: tuple) -> 
     [
         ("shape", {"text": "2+2?", "id": 1}, "it has text, id"),
         ("shape", {"prompt": "2+2?", "response": None}, "it has prompt, response (null)"),
+        (
+            "shape",
+            {"prompt": "2+2?", "Answer": "4", "answer": "5"},
+            "differ in case alone: prompt, Answer",
+        ),
         ("type", {"messages": "2+2?"}, "column 'messages' is '2+2?', not a list of messages"),
         ("type", {"messages": [Q, "4"]}, "message 2 of column 'messages' is '4', not an object"),
         ("type", row("2+2?", 4), "message 2 of column 'messages' is int, not text"),  # type: ignore[arg-type]
