@@ -124,7 +124,7 @@ finetune-k8s: setup ## Fine-tune MODEL on DATA on a cluster: docs/finetune.md
 
 .PHONY: pipeline
 pipeline: setup-finetune ## Pretrain, mid-train, fine-tune and evaluate: docs/pipeline.md
-	@$(PY) -m pipeline
+	@bash scripts/pipeline.sh
 
 .PHONY: data
 data: setup ## Prepare the token shards of DATA_MIX, here or WHERE=cluster
@@ -186,6 +186,14 @@ fetch-run: setup ## Copy a run from the cluster: record, logs, checkpoint (STEP)
 .PHONY: sites
 sites: setup ## List the cluster's GPUs by site and product
 	@$(PY) -m k8s.cluster.nodes
+
+.PHONY: bad-nodes
+bad-nodes: setup ## List the nodes that pods refuse: docs/kubernetes.md
+	@$(PY) -m k8s.jobs bad-nodes
+
+.PHONY: clear-bad-nodes
+clear-bad-nodes: setup ## Let pods run on the nodes of `make bad-nodes` again
+	@$(PY) -m k8s.jobs clear-bad-nodes
 
 .PHONY: plots
 plots: setup ## Draw loss curves of RUN_NAME, or of LOG_DIR: docs/plots.md
@@ -254,6 +262,11 @@ wan-lab: setup ## Emulate four sites on a WAN here, DDP and DiLoCo; needs root
 .PHONY: gpu-check
 gpu-check: setup-dev ## Run the GPU tests and benchmarks, or parts of them (GPU_CHECK)
 	@bash scripts/gpu_check.sh
+
+.PHONY: gpu-rehearsal
+gpu-rehearsal: setup ## Run the CUDA path without a GPU (CASE="h100 fsdp", ALL=1)
+	$(REFUSE_SETTINGS)
+	@$(PY) -W ignore -m bench.gpu_rehearsal $(if $(filter 1,$(ALL)),--all) $${CASE-}
 
 ##@ Settings
 .PHONY: check-env

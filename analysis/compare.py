@@ -36,15 +36,15 @@ def read_runs(names: str, runs_dir: Path) -> list[Run]:
     """
     paths: list[Path] = []
     for name in map(str.strip, names.rstrip(",").split(",")):
-        found = find_paths(name, runs_dir) if name else []
-        if not found:
+        matches = find_paths(name, runs_dir) if name else []
+        if not matches:
             known = sorted(path.name for path in runs_dir.glob("*") if is_record(path))
             nearest = find_nearest(name, known)
             hint = f"Did you mean {nearest}? " if nearest else ""
             raise SettingsError(
                 [f"RUNS={name}: {NAMES}. {hint}Runs in {runs_dir}: {', '.join(known) or 'none'}"]
             )
-        paths += found
+        paths += matches
     inputs = Inputs(paths)
     runs = [run for run in map(keep_numbered, inputs.runs) if run.steps]
     if inputs.problems:
@@ -90,7 +90,10 @@ def main() -> int:
         return error.exit_code
     except OSError as error:
         where = error.filename or runs_dir
-        complain(f"{where} cannot be written ({error.strerror}). Free some space, or name another")
+        complain(
+            f"{where} cannot be read or written ({error.strerror}). Free some space, fix its permissions, "
+            "or name another"
+        )
         return BAD_DATA
     except KeyboardInterrupt:
         return INTERRUPTED

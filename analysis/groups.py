@@ -219,8 +219,8 @@ def read_lines(groups: Groups, axes: Sequence[str], is_range: bool = False) -> I
 
 def read_last_bits(run: Run) -> float:
     """Return the bits per byte of the last evaluation that has them; NaN if none has."""
-    found = [record["val_bpb"] for record in run.evals if record.get("val_bpb") is not None]
-    return float(found[-1]) if found else math.nan
+    bits = [record["val_bpb"] for record in run.evals if record.get("val_bpb") is not None]
+    return float(bits[-1]) if bits else math.nan
 
 
 def describe_place(lines: Lines) -> str:
@@ -320,19 +320,19 @@ def compare(groups: Groups) -> Comparison:
     for lines in columns:
         heading = f"{lines.curve.name} ({lines.curve.unit}) {describe_place(lines)}"
         values = lines.interpolate(lines.end)
-        losses[heading] = {name: found.tolist() for name, found in values.items()}
-        for name, found in values.items():
-            rows[name][heading] = describe_values(found)
+        losses[heading] = {name: numbers.tolist() for name, numbers in values.items()}
+        for name, numbers in values.items():
+            rows[name][heading] = describe_values(numbers)
         if lines is common:
             verdicts = judge({name: values[name] for name in seeded}, lines.curve.unit)
     heading = f"{BITS}, last evaluation"
     bits = {}
     for group, runs in groups.items():
-        found = np.array([read_last_bits(run) for run in runs])
-        if np.isfinite(found).all():
-            bits[group] = found
+        numbers = np.array([read_last_bits(run) for run in runs])
+        if np.isfinite(numbers).all():
+            bits[group] = numbers
     if bits:
-        losses[heading] = {name: found.tolist() for name, found in bits.items()}
+        losses[heading] = {name: numbers.tolist() for name, numbers in bits.items()}
         for name, row in rows.items():
             row[heading] = describe_values(bits[name]) if name in bits else "n/a"
     for group, runs in groups.items():
@@ -359,10 +359,10 @@ def compare(groups: Groups) -> Comparison:
         sentences.append(NOTHING)
     if "" in texts:
         sentences.append(UNKNOWN_TEXT)
-    lacking = [name for name in rows if name not in seeded]
-    if lacking:
+    few_seeds = [name for name in rows if name not in seeded]
+    if few_seeds:
         sentences.append(
-            f"Too few seeds to tell a difference from noise: {', '.join(lacking)}. Train each at least "
+            f"Too few seeds to tell a difference from noise: {', '.join(few_seeds)}. Train each at least "
             "twice, with another SEED and a RUN_NAME that ends in -seed1, -seed2 and so on."
         )
     return Comparison(list(rows.values()), sentences, losses, verdicts, differences)

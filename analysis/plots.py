@@ -138,9 +138,11 @@ def write_outputs(
 
 def report(lines: Sequence[str], problems: Sequence[str]) -> None:
     """Print what was done, and what could not be."""
-    here = f"{Path.cwd()}/"
+    working_folder = f"{Path.cwd()}/"
     try:
-        sys.stdout.writelines(f"{make_printable(line.removeprefix(here))}\n" for line in lines)
+        sys.stdout.writelines(
+            f"{make_printable(line.removeprefix(working_folder))}\n" for line in lines
+        )
         sys.stdout.flush()
     except BrokenPipeError:  # nobody reads on, as after `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -21,9 +21,9 @@ def find_paths(name: str, runs_dir: Path) -> list[Path]:
         if path.exists():
             return [path]
         matches = map(Path, sorted(glob.glob(str(path))))
-        found = [match for match in matches if match.is_file() or is_record(match)]
-        if found:
-            return found
+        inputs = [match for match in matches if match.is_file() or is_record(match)]
+        if inputs:
+            return inputs
     return []
 
 

@@ -143,16 +143,16 @@ def read_run(folder: Path) -> Run:
     reader = RecordReader(paths.metrics)
     timeline = Timeline()
     numbers = ColumnBuilder()
-    taken = 0
+    n_steps = 0
     rows: dict[int, int] = {}  # step -> its last row
     events: list[Record] = []
     try:
         for record in reader.read_all():
             timeline.add(record)
             if record["event"] == "step":
-                rows[record["step"]] = taken
-                numbers.add(taken, record)
-                taken += 1
+                rows[record["step"]] = n_steps
+                numbers.add(n_steps, record)
+                n_steps += 1
             else:
                 events.append(record)
     except OSError as error:
@@ -166,7 +166,7 @@ def read_run(folder: Path) -> Run:
             cause = f"{reader.first_damage}; restore the file from a copy"
         raise RunError(f"{paths.metrics} has no step: {cause}")
 
-    columns = numbers.to_columns(taken, ("step", "tokens", "time", *STEP_KEYS))
+    columns = numbers.to_columns(n_steps, ("step", "tokens", "time", *STEP_KEYS))
     columns = {name: column[counted] for name, column in columns.items()}
     config, attempts = read_config(paths.config)
     step_ms = columns["step_ms"]

@@ -9,6 +9,7 @@ stand where it says that a number is not finite.
 """
 
 import csv
+import io
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from analysis.runs import Run
+from record.durable import open_whole
 from settings import terminal
 
 FIRST_COLUMNS = ["step", "loss", "grad_norm", "lrm", "step_ms", "tokens_per_s", "mfu", "minutes"]
@@ -93,8 +95,11 @@ def write_columns(path: Path, columns: Mapping[str, np.ma.MaskedArray]) -> None:
 
 def write_csv(path: Path, header: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
     """Write a file. Raises OSError."""
-    with open(path, "w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
+    with (
+        open_whole(path, flush=False) as file,
+        io.TextIOWrapper(file, encoding="utf-8", newline="") as text,
+    ):
+        writer = csv.writer(text, lineterminator="\n")
         writer.writerow(header)
         writer.writerows(map(format_cell, row) for row in rows)
 

@@ -22,8 +22,8 @@ from hardware.gpu_specs import find_gpu
 from hardware.model_size import parameters
 from plan.fleet import Fleet
 from plan.measured import Probe
-from plan.memory import memory
-from plan.speed import speed
+from plan.run import pretraining_memory, run_of
+from plan.speed import speed_of
 from settings import ROOT
 from settings.config import Config
 
@@ -253,7 +253,7 @@ def measured(row: Row) -> dict[str, Any]:
     )
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     c, on_cpu = row.config, found["device"] == "CPU"
-    expected = memory(c, row.processes, row.processes, on_cpu)
+    expected = pretraining_memory(c, row.processes, row.processes, on_cpu)
     return found | {
         "row": row.text,
         "predicted": {
@@ -273,7 +273,7 @@ def predicted_step_s(row: Row, found: dict[str, Any]) -> float | None:
         return None
     fleet = Fleet(((row.processes, card),) if card else (), row.processes)
     probe = Probe(found["device"], time.time(), "", {row.config.dtype: found["products_tflops"]})
-    return speed(row.config, fleet, probe).step_s
+    return speed_of(run_of(row.config, fleet), probe).step_s
 
 
 HEADER = (

@@ -34,6 +34,7 @@ from bench import (
     planned,
     sampler,
     saving,
+    tuning_data,
     waste,
     whole_run,
 )
@@ -58,7 +59,8 @@ TEXT = "text"  # in BENCH_SHAPES: how fast text is written (generation.py)
 CORE = "core"  # in BENCH_SHAPES: how fast the tasks of CORE are scored (core_speed.py)
 WASTE = "waste"  # in BENCH_SHAPES: what is no training, and Muon's part (waste.py)
 Row = Callable[[dict[str, Any]], str]  # what was found, as a line of a table
-OTHERS = (SAVING, DATA, SAMPLER, PLAN, LOGS, TEXT, CORE, WASTE)
+TUNING = "finetune"  # in BENCH_SHAPES: how fast fine-tuning is next to TRL's (tuning.py)
+OTHERS = (SAVING, DATA, SAMPLER, PLAN, LOGS, TEXT, CORE, WASTE, TUNING)
 
 
 class Worker:
@@ -405,6 +407,13 @@ def tables(
             waste.HEADER_ROWS,
             each(waste.PARTS, "bench.waste", str(rounds)),
             spreading(waste.row),
+        )
+    if TUNING in asked:
+        yield (
+            "tuning",
+            tuning_data.HEADER_ROWS,
+            said("bench.tuning", str(rounds)),
+            spreading(tuning_data.row),
         )
     if runs := [
         name.removeprefix(whole_run.PREFIX) for name in asked if name.startswith(whole_run.PREFIX)

@@ -110,6 +110,9 @@ def measure(c: Config) -> list[Finding]:
 
     measured = probing.measure(c, say)
     found = probed.findings(c, measured)
+    if any(finding.name == "probe-alone" for finding in found):
+        text = "what was measured is not kept for make plan: other programs used this machine meanwhile"
+        return [*found, Finding("probe-kept", WARN, text, "measure again when it is idle")]
     try:
         probing.keep(c, measured)
     except OSError as error:

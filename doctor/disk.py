@@ -13,13 +13,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from plan import storage
-from record.exit_codes import BAD_SETTING
+from record.exit_codes import BAD_DATA, BAD_SETTING
 from record.number_formats import size as amount
 from settings import ROOT
 from settings.config import Config
 from settings.finding import FAIL, PASS, WARN, Finding
 from settings.resolve import repeat_typed, show_path
 from train.data.sources.source import CorpusError
+from train.distributed.pod import exit_code_of, exit_code_of_fault
 
 MEASURED_BYTES, PIECE_BYTES = 256e6, 16 * 2**20
 MEASURED_S = 3.0  # at most, of a slow disk
@@ -29,12 +30,13 @@ SLOW_MB_S = 100.0  # a single hard disk does that
 @dataclasses.dataclass(frozen=True)
 class Folder:
     """That the run writes to. name: its setting; there: it, or the nearest one above that can be seen. problem: why
-    nothing can be written."""
+    nothing can be written, and its exit code."""
 
     name: str
     folder: Path
     there: Path
     problem: str = ""
+    code: int = BAD_DATA
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -54,17 +56,17 @@ def folder(name: str, path: Path) -> Folder:
     there = next(above for above in (path, *path.parents) if os.path.lexists(above))
     try:
         os.stat(path)
-    except PermissionError as error:  # something above it is closed
-        return Folder(name, path, there, str(error.strerror))
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         pass  # it is not there yet
+    except OSError as error:  # something above it is closed, or its disk does not answer
+        code = exit_code_of(error, BAD_DATA)
+        return Folder(name, path, there, str(error.strerror), code)
     if not there.is_dir():
         return Folder(name, path, there, f"{there} is no folder")
     if not os.access(there, os.W_OK | os.X_OK):
-        read_only = os.statvfs(there).f_flag & os.ST_RDONLY
-        return Folder(
-            name, path, there, "Read-only file system" if read_only else "Permission denied"
-        )
+        if os.statvfs(there).f_flag & os.ST_RDONLY:
+            return Folder(name, path, there, "Read-only file system", exit_code_of_fault("volume"))
+        return Folder(name, path, there, "Permission denied")
     return Folder(name, path, there)
 
 
@@ -110,6 +112,7 @@ def rights(found: Sequence[Folder]) -> list[Finding]:
             FAIL,
             f"{one.name}={show_path(one.folder)}: nothing can be written there ({one.problem})",
             f"choose another {one.name}, or mend its permissions",
+            one.code,
         )
         for one in found
         if one.problem

@@ -18,6 +18,7 @@ from settings.config import Config
 from settings.finding import FAIL, PASS, WARN, Finding
 from settings.precision import BFLOAT16_FROM, BFLOAT16_UNITS, SMI_S
 from settings.visible_gpus import visible_devices, visible_gpus
+from train.distributed.pod import exit_code_of_fault
 
 FIELDS = ("index", "name", "uuid", "driver_version", "memory.total", "memory.used", "compute_cap")
 DEVICES = ("nvidia[0-9]*", "dxg")  # in /dev: of the driver for Linux, and of Windows' for WSL
@@ -207,7 +208,7 @@ def gpus(c: Config, seen: Seen) -> list[Finding]:
                 FAIL,
                 f"NPROC={c.nproc}: only {count_of(seen.visible)} can be used here" + hidden(seen),
                 f"set NPROC={len(seen.visible)}",
-                64,
+                exit_code_of_fault("gpus"),
             )
         )
     elif seen.problem:
@@ -282,7 +283,7 @@ def without(c: Config, seen: Seen) -> Finding:
     else:
         text = "No GPU found (nvidia-smi lists none). DEVICE=cuda, which presets for GPUs set, needs one"
         fix = "On a CPU, use PRESET=tiny, or DEVICE=cpu"
-    return Finding("gpus", FAIL if is_asked else WARN, text, fix, 64)
+    return Finding("gpus", FAIL if is_asked else WARN, text, fix, exit_code_of_fault("gpus"))
 
 
 def driver(c: Config, seen: Seen, build: Build) -> Finding | None:
@@ -311,6 +312,7 @@ def driver(c: Config, seen: Seen, build: Build) -> Finding | None:
             level,
             f"driver {has} is too old for {said}, which needs {dotted(DRIVERS[major])}",
             fix,
+            exit_code_of_fault("driver"),
         )
     without_code = [
         gpu for gpu in seen.visible if gpu.capability and not covers(build.cuda, gpu.capability)

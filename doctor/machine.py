@@ -19,8 +19,8 @@ from pathlib import Path
 
 from hardware.host_memory import Memory
 from hardware.ports import free_ports
-from plan import memory as plan_memory
 from plan import storage
+from plan.run import pretraining_memory
 from settings.addresses import join_address
 from settings.config import Config
 from settings.finding import FAIL, PASS, WARN, Finding
@@ -48,7 +48,7 @@ def needed_bytes(c: Config, processes: int, on_gpus: bool) -> float:
     (parallel.writers)."""
     world = processes * c.nodes
     if not on_gpus:
-        return processes * plan_memory.memory(c, world, processes, on_cpu=True).total
+        return processes * pretraining_memory(c, world, processes, on_cpu=True).total
     writers = {"ddp": processes, "fsdp": world, "hsdp": c.shard_ranks or processes}[c.parallel]
     here = min(1.0, processes / writers) if c.node_rank * processes < writers else 0.0
     saved = here * storage.checkpoint_bytes(c) if c.save_every != 0 else 0.0

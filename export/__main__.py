@@ -1,6 +1,6 @@
 """`make export`: a run as a folder in Hugging Face format, runs/RUN_NAME/export.
 
-    pretrained run  -> convert.py
+    pretrained run  -> export/convert.py
     fine-tuned run  -> finetune/merge.py
 
 The run is looked for before torch is loaded, which takes seconds. Exit codes: those of export_command.py.
@@ -19,7 +19,7 @@ from settings.terminal import complain
 
 
 def main() -> int:
-    """Return the exit code."""
+    """Return the exit code of a run that is not there; else become the process that exports it."""
     try:
         config = resolve(defaults=choose_run(), without=CHECKS).check().config
         require_run(config)
@@ -28,11 +28,8 @@ def main() -> int:
     except ExpectedError as error:
         complain(explain_error(error))
         return error.exit_code
-    if settings.get("MODEL"):
-        os.execv(sys.executable, [sys.executable, "-m", "finetune.merge"])
-    from export import convert
-
-    return convert.main()
+    module = "finetune.merge" if settings.get("MODEL") else "export.convert"
+    os.execv(sys.executable, [sys.executable, "-m", module])
 
 
 if __name__ == "__main__":

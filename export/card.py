@@ -6,6 +6,7 @@ What no file says is n/a. The license is the publisher's choice. A card is made 
 contains no host name, path or address of this machine.
 """
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -23,6 +24,7 @@ from record.metrics import duration, figures
 from record.run_paths import RunPaths
 from settings.config import SETTINGS, Config, is_default
 from settings.declare import FREE, format_value
+from settings.json_file import read_object
 from settings.terminal import complain
 from train.data.data_paths import share_of, source_of
 from train.data.sources.source import CorpusError
@@ -41,7 +43,7 @@ class About:
         shapes: of all weights.
         run: the record, None if there is none.
         energy: of the GPUs, None if they were not sampled.
-        results: what evaluations of this step found.
+        results: what evaluations of this step measured.
     """
 
     config: Config
@@ -58,8 +60,8 @@ class About:
     @property
     def tokens(self) -> int | None:
         """Number of tokens trained on."""
-        tokens = self.facts["checkpoint"].get("tokens")
-        return tokens if isinstance(tokens, int) else None
+        tokens: int | None = self.facts["checkpoint"].get("tokens")
+        return tokens
 
     @property
     def parameters(self) -> int:
@@ -83,13 +85,9 @@ def read_results(folder: Path, step: int) -> list[dict[str, Any]]:
     """Return the evaluations of a step in eval/, in the order of their file names."""
     results = []
     for path in sorted(folder.glob("*.json")):
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue
-        if isinstance(content, dict) and content.get("step") == step:
-            results.append(content)
-    return results
+        with contextlib.suppress(OSError, ValueError):
+            results.append(read_object(path))
+    return [result for result in results if result.get("step") == step]
 
 
 # ---- Cards
@@ -127,7 +125,7 @@ print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))
 
 {table(("source", "dataset", "share", "tokens"), data_rows(about))}
 
-{evaluation(about)}
+{evaluation_section(about)}
 ## Limits
 
 - It sees {config.seq_len:,} tokens. Positions beyond that were never trained.
@@ -165,7 +163,7 @@ print(tokenizer.decode(model.generate(**inputs, max_new_tokens=200)[0]))
 
 {table(("", ""), [("parameters", f"{about.parameters:,}"), *training_rows(about)])}
 
-{evaluation(about)}
+{evaluation_section(about)}
 ## Limits
 
 - License: {NA}. Choose one that those of {base} and of the data allow, and add `license:` to the
@@ -231,18 +229,15 @@ def training_rows(about: About) -> list[tuple[str, str]]:
     machines = [f"{one.get('world_size', NA)} x {one.get('device', NA)}" for one in attempts]
     commits = []
     for attempt in attempts:
+        changes = " and uncommitted changes" if attempt.get("git_dirty") else ""
         if attempt.get("git"):
-            is_dirty = attempt.get("git_dirty")
-            commits.append(attempt["git"][:12] + (" and uncommitted changes" if is_dirty else ""))
+            commits.append(attempt["git"][:12] + changes)
     if config.replicas > 1:
         machines.append(f"{config.replicas} sites (DiLoCo, weights of the first)")
     time = NA
-    energy = NA
-    if about.run and at_end(about) and about.run.timeline:
+    if about.run and about.run.timeline and last_step(about.run) == about.step:
         seconds = sum(about.run.timeline.seconds().values())
         time = f"{duration(seconds)}, including all interruptions"
-    if about.energy and about.energy.coverage:
-        energy = describe_energy(about)
     return [
         ("steps", f"{about.step:,} of {config.last_step:,}, {config.batch_tokens:,} tokens each"),
         ("tokens", count(about.tokens)),
@@ -251,7 +246,7 @@ def training_rows(about: About) -> list[tuple[str, str]]:
         ("precision", f"{config.dtype}; weights and optimizer state in float32"),
         ("hardware", join(machines)),
         ("time", time),
-        ("GPU energy", energy),
+        ("GPU energy", describe_energy(about)),
         ("code", join(commits)),
     ]
 
@@ -266,25 +261,28 @@ def initial_weights(about: About) -> str:
     return NA
 
 
-def at_end(about: About) -> bool:
-    """Tell whether the record ends with this step, so that its sums are of this model."""
-    return about.run is not None and int(about.run.columns["step"][-1]) == about.step
+def last_step(run: Run) -> int:
+    """Return the last step of the record. Its sums are of the model if they have the same step."""
+    return int(run.columns["step"][-1])
 
 
 def describe_energy(about: About) -> str:
-    assert about.energy and about.run
-    until = "" if at_end(about) else f" up to step {int(about.run.columns['step'][-1]):,}"
+    """Return what the GPU samples of the run say."""
+    if not (about.run and about.energy and about.energy.coverage):
+        return NA
+    step = last_step(about.run)
+    until = "" if step == about.step else f" up to step {step:,}"
     coverage = about.energy.coverage
     return f"{figures(about.energy.kwh)} kWh{until}; samples cover {coverage:.1%} of the GPU time"
 
 
 def data_rows(about: About) -> Iterator[tuple[str, ...]]:
-    """Yield the sources, with what the checkpoint counted or else with the shares of DATA_MIX."""
-    counted = about.facts["checkpoint"].get("data", {}).get("shares") or {}
+    """Yield the sources, with what the checkpoint counted, or else the shares of DATA_MIX."""
+    measured = about.facts["checkpoint"].get("data", {}).get("shares") or {}
     for name in about.config.mixture:
-        seen = counted.get(name, {})
-        share = seen.get("share", share_of(about.config, name))
-        tokens = seen.get("tokens", round(share * (about.tokens or 0)))
+        source = measured.get(name, {})
+        share = source.get("share", share_of(about.config, name))
+        tokens = source.get("tokens", round(share * (about.tokens or 0)))
         yield name, repository_of(about.config, name) or NA, f"{share:.2%}", count(tokens)
 
 
@@ -296,32 +294,32 @@ def repository_of(config: Config, name: str) -> str:
         return ""
 
 
-def evaluation(about: About) -> str:
+def evaluation_section(about: About) -> str:
     """Return the section on evaluations: those of the run itself, then those of `make eval`."""
     rows: list[tuple[str, str]] = []
-    for found in about.run.evals if about.run else ():
-        if found["step"] == about.step:
-            rows = list(flatten(found))  # the last one is of all held-out text
-    for found in about.results:
-        rows += flatten(found)
+    for evaluation in about.run.evals if about.run else ():
+        if evaluation["step"] == about.step:
+            rows = list(flatten(evaluation))  # the last one is of all held-out text
+    for evaluation in about.results:
+        rows += flatten(evaluation)
     if not rows:
         return f"## Evaluation\n\n{NA}: neither the run nor `make eval` evaluated this step.\n"
     return f"## Evaluation\n\nOf this step.\n\n{table(('result', 'value'), rows)}\n"
 
 
-def flatten(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def flatten(evaluation: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the numbers of an evaluation that are results, by the path of their keys."""
     for key in MEASURED:
-        yield from flatten_value(key, found.get(key))
+        yield from flatten_value(key, evaluation.get(key))
 
 
 def flatten_value(path: str, value: Any) -> Iterator[tuple[str, str]]:
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) and value.get("asked") != 0:
         for key, inner in value.items():
             yield from flatten_value(f"{path} {key}", inner)
     elif isinstance(value, float) and math.isfinite(value):
         yield path, f"{value:.4f}"
-    elif isinstance(value, int) and not isinstance(value, bool):
+    elif type(value) is int:  # no bool
         yield path, f"{value:,}"
 
 

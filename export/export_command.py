@@ -1,7 +1,7 @@
-"""What both exports share as commands: settings, signals, exit codes and the last lines.
+"""What the export commands share: signals, exit codes and the last lines.
 
-Exit codes: 0; 64 a setting is invalid; 78 checkpoint, model, tokenizer or disk are bad; 130 Ctrl-C or
-SIGTERM. Whatever ends an export, the one that was there before stays until the new one is complete.
+Exit codes: 0; 64 a setting is invalid; 78 checkpoint, model, tokenizer, disk or Hub are bad; 130 Ctrl-C
+or SIGTERM. Whatever ends an export, the one that was there before stays until the new one is complete.
 """
 
 import logging
@@ -17,7 +17,7 @@ from record.run_paths import RunPaths
 from settings import ROOT, ExpectedError, explain_error
 from settings.config import Config
 from settings.resolve import show_path
-from settings.terminal import complain
+from settings.terminal import complain, say
 from train.generate.command import STOPS, stop
 from train.generate.load_run import settings_of_command
 
@@ -29,11 +29,26 @@ def run_export(work: Callable[[Config, RunPaths], None]) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     # DCP, in one process
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+
+    def export() -> None:
+        config, _ = settings_of_command()
+        work(config, RunPaths.of(config.runs_dir, config.run_name, ROOT))
+
+    return run_command(
+        export, "Interrupted. Nothing was exported, and an earlier export is unchanged."
+    )
+
+
+def run_command(work: Callable[[], None], interrupted: str) -> int:
+    """Do the work and return the exit code.
+
+    Args:
+        interrupted: what Ctrl-C or SIGTERM prints.
+    """
     for number in STOPS:
         signal.signal(number, stop)
     try:
-        config, _ = settings_of_command()
-        work(config, RunPaths.of(config.runs_dir, config.run_name, ROOT))
+        work()
     except ExpectedError as error:
         complain(explain_error(error))
         return error.exit_code
@@ -44,27 +59,19 @@ def run_export(work: Callable[[Config, RunPaths], None]) -> int:
         )
         return BAD_DATA
     except KeyboardInterrupt:
-        complain("Interrupted. Nothing was exported, and an earlier export is unchanged.")
+        complain(interrupted)
         return STOPPED
     return DONE
 
 
 def report(target: Path, what: str) -> None:
     """Print what an export holds, and how it is used."""
-    sizes = {path.name: path.stat().st_size for path in sorted(target.iterdir())}
-    width = max(map(len, sizes))
-    for name, size in sizes.items():
-        say(f"  {name:<{width}}  {size:>16,}")
+    size = sum(path.stat().st_size for path in target.iterdir())
     folder = show_path(target)
     say(
-        f"{folder}: {what}, {number_formats.size(sum(sizes.values()))}. Every file of weights was read "
-        f"back and has the hash of what was written.\n"
+        f"{folder}: {what}, {number_formats.size(size)}. Every file of weights was read back and has the "
+        f"hash of what was written.\n"
         f"  check:   (cd {folder} && sha256sum -c SHA256SUMS)\n"
         f"  Python:  transformers.AutoModelForCausalLM.from_pretrained({str(folder)!r})\n"
         f"  serve:   vllm serve {folder}"
     )
-
-
-def say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()

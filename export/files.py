@@ -31,6 +31,18 @@ QWEN3 = {
 }
 
 
+def json_files(
+    config: Config, vocabulary: Vocabulary, dtype: str, norm_eps: float
+) -> dict[str, dict[str, Any]]:
+    """Return name -> content of all JSON files of a model, but the tokenizer itself."""
+    template, ends = chat_of(vocabulary)
+    return {
+        "config.json": config_json(config, vocabulary, dtype, norm_eps),
+        "generation_config.json": generation_config(vocabulary, ends),
+        "tokenizer_config.json": tokenizer_config(config, vocabulary, template),
+    }
+
+
 def config_json(
     config: Config, vocabulary: Vocabulary, dtype: str, norm_eps: float
 ) -> dict[str, Any]:
@@ -69,12 +81,10 @@ def generation_config(vocabulary: Vocabulary, ends: list[int]) -> dict[str, Any]
     Args:
         ends: ids that end a reply, besides the token that ends a document.
     """
-    eos: int | list[int] = vocabulary.end_of_text
-    if ends:
-        eos = [vocabulary.end_of_text, *ends]
+    end_of_text = vocabulary.end_of_text
     return {
-        "bos_token_id": vocabulary.end_of_text,
-        "eos_token_id": eos,
+        "bos_token_id": end_of_text,
+        "eos_token_id": [end_of_text, *ends] if ends else end_of_text,
         "pad_token_id": special_tokens(vocabulary).get(PAD),
     }
 

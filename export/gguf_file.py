@@ -4,21 +4,23 @@ llama.cpp's converter knows a tokenizer by the ids that it gives to one text. Th
 refuses every tokenizer that was trained here. This writes, by the same library, what the converter would.
 """
 
-import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import torch
 from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType, TokenType
-from safetensors import safe_open
 from torch import Tensor
 
-from export.place import FACTS
+from export.place import read_facts
+from export.weight_files import as_bytes
 from settings import SettingsError
 from settings.init_from import parse_shape
 from train.data.tokenizer import SPLIT
 from train.model import hf_import
+from train.model.hf_import import read_json
 
 NAME = "model.gguf"
 # The pre-tokenizer of llama.cpp that is nearest to SPLIT: docs/export.md says where it differs. llama-bpe splits alike,
@@ -85,7 +87,7 @@ def write(folder: Path, name: str) -> None:
     Args:
         name: of the model, for people.
     """
-    config = read(folder / "config.json")
+    config = read_json(folder / "config.json")
     kind = config["model_type"]
     writer = GGUFWriter(folder / NAME, kind)
     writer.add_name(name)
@@ -97,32 +99,33 @@ def write(folder: Path, name: str) -> None:
     add_tokenizer(writer, folder, config["vocab_size"])
 
     names = gguf.get_tensor_name_map(ARCHITECTURES[kind], config["num_hidden_layers"])
-    weights = {}
-    for path in hf_import.weight_files(folder):
-        file = safe_open(path, "pt")
-        weights.update(dict.fromkeys(file.keys(), file))
-    for weight, file in weights.items():
-        tensor = arrange(file.get_tensor(weight), weight, config)
-        content = as_bytes(tensor)
+    for weight, tensor in read_weights(folder, config):
         writer.add_tensor_info(
             names[weight.removesuffix(".weight")] + ".weight",
-            content.shape,
-            content.dtype,
-            content.nbytes,
+            tensor.shape,
+            np.dtype("float32"),  # TYPES overrides it
+            tensor.nbytes,
             TYPES[tensor.dtype],
         )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    for weight, file in weights.items():
-        tensor = arrange(file.get_tensor(weight), weight, config)
+    for _, tensor in read_weights(folder, config):
         writer.write_tensor_data(as_bytes(tensor))
     writer.close()
 
 
+def read_weights(folder: Path, config: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the name of each weight, and the weight as llama.cpp wants it."""
+    for path in hf_import.weight_files(folder):
+        with hf_import.open_file(path) as file:
+            for name in file.keys():  # noqa: SIM118 (not a dictionary)
+                yield name, arrange(file.get_tensor(name), name, config)
+
+
 def add_tokenizer(writer: GGUFWriter, folder: Path, size: int) -> None:
     """Add tokens, merges, special tokens and the template of a chat. A row without a token is unused."""
-    tokenizer = read(folder / "tokenizer.json")
+    tokenizer = read_json(folder / "tokenizer.json")
     tokens = [f"[PAD{i}]" for i in range(size)]
     kinds = [TokenType.UNUSED] * size
     for token, i in tokenizer["model"]["vocab"].items():
@@ -138,7 +141,7 @@ def add_tokenizer(writer: GGUFWriter, folder: Path, size: int) -> None:
     writer.add_token_types(kinds)
     special = gguf.SpecialVocab(folder, load_merges=True)
     special.add_special_token["bos"] = True  # every document of the training data begins with it
-    stop_token = read(folder / FACTS).get("stop_token")
+    stop_token = read_facts(folder).get("stop_token")
     if stop_token:
         special.special_token_ids["eot"] = tokens.index(stop_token)
     special.add_to_gguf(writer)
@@ -161,13 +164,3 @@ def arrange(weight: Tensor, name: str, config: dict[str, Any]) -> Tensor:
         return weight
     halves = weight.view(heads, 2, config["head_dim"] // 2, -1)
     return halves.transpose(1, 2).reshape(weight.shape)
-
-
-def as_bytes(weight: Tensor) -> Any:
-    """Return the bytes of a weight as a NumPy array, since NumPy has no bfloat16."""
-    return weight.view(torch.uint8).numpy()
-
-
-def read(path: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return content

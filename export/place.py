@@ -3,31 +3,38 @@
     runs/RUN_NAME/.export-XXXXXXXX -> runs/RUN_NAME/export
 
 An export that fails or is killed leaves the earlier one as it was, and the next export deletes what
-it left. A folder with a file that no export wrote, or that was edited, is not replaced.
+it left. A folder with a file that no export wrote, or that was edited, is not replaced. An earlier
+export that a run was fine-tuned from is renamed, since that run needs it to resume:
+
+    runs/RUN_NAME/export -> runs/RUN_NAME/export-FINGERPRINT
 """
 
 import contextlib
 import fcntl
-import json
 import os
-import re
 import shutil
-import sys
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from export.weight_files import sha256_of
+from export.weight_files import fingerprint, sha256_of, write_json
 from record import number_formats
 from record.durable import flush_file, flush_folder
+from record.regular_file import only_regular
+from record.run_paths import SITE
 from settings import ExpectedError
+from settings.json_file import read_object
 from settings.resolve import show_path
+from settings.resume import RunConfigError, read_run_config
+from settings.terminal import complain, say
+from train.model.hf_import import ForeignError
 
 SUMS = "SHA256SUMS"
 FACTS = "export.json"  # run, step, model and stop token of an export
 UNFINISHED = ".export-"
 REPLACED = ".replaced-export-"
+EARLIER = "export-"  # followed by the fingerprint of what a run was fine-tuned from
 SMALL_FILES = 2**24  # bytes that all files except the weights and the tokenizer take at most
 NEVER_EDITED = (".safetensors", ".gguf")
 
@@ -46,7 +53,7 @@ def new_export(run: Path, size: int) -> Iterator[Path]:
     Raises PlaceError.
     """
     target = run / "export"
-    with hold(run):
+    with lock(run):
         clear(run)
         refuse_to_lose(target)
         check_space(run, size + SMALL_FILES)
@@ -60,28 +67,23 @@ def new_export(run: Path, size: int) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def hold(run: Path) -> Iterator[None]:
-    """Keep a second export of the run out. Raises PlaceError."""
-    try:
-        lock: TextIO = open(run / ".export", "a+", encoding="utf-8")  # noqa: SIM115 (held until it is closed)
-    except OSError as error:
-        raise PlaceError(
-            f"{run}: Cannot be written ({error.strerror}). Fix its permissions."
-        ) from None
-    with lock:
+def lock(run: Path) -> Iterator[None]:
+    """Allow one export of the run at a time. Raises PlaceError, OSError."""
+    with open(run / ".export", "a+", encoding="utf-8", opener=only_regular) as file:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise PlaceError(f"{run}: Another process exports this run. Wait for it.") from None
         yield
 
 
 def clear(run: Path) -> None:
-    """Restore an export whose replacement was interrupted, and delete incomplete ones."""
+    """Restore an export whose replacement was interrupted, and delete replaced and incomplete ones."""
     for old in run.glob(f"{REPLACED}*"):
-        if not (run / "export").exists():
+        if (run / "export").exists():
+            retire(old)
+        else:
             os.rename(old, run / "export")
-        shutil.rmtree(old, ignore_errors=True)
     for incomplete in run.glob(f"{UNFINISHED}*"):
         shutil.rmtree(incomplete, ignore_errors=True)
 
@@ -92,12 +94,12 @@ def refuse_to_lose(folder: Path) -> None:
         raise PlaceError(f"{folder}: Is not the folder of an export. Rename it.")
     if not folder.exists():
         return
-    known = read_sums(folder)
+    sums = read_sums(folder)
     foreign = []
     for path in sorted(folder.iterdir()):
-        is_ours = path.name in known and not path.is_dir()
+        is_ours = path.name in sums and not path.is_dir()
         if is_ours and path.suffix not in NEVER_EDITED:
-            is_ours = sha256_of(path) == known[path.name]
+            is_ours = sha256_of(path) == sums[path.name]
         if not is_ours and path.name != SUMS:
             foreign.append(path.name)
     if foreign:
@@ -116,12 +118,10 @@ def check_space(run: Path, need: int) -> None:
             f"{run}: The export takes {sizes}. An earlier export stays until the new one is complete. "
             "Free disk space. For a pretrained run, DTYPE=bfloat16 halves a float32 export."
         )
-    sys.stdout.write(f"Writing {show_path(run / 'export')}: takes {sizes}.\n")
-    sys.stdout.flush()
+    say(f"Writing {show_path(run / 'export')}: takes {sizes}.")
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+# ---- What an export says of itself
 
 
 def write_facts(folder: Path, facts: Mapping[str, Any]) -> None:
@@ -129,33 +129,21 @@ def write_facts(folder: Path, facts: Mapping[str, Any]) -> None:
     write_json(folder / FACTS, {"schema": 1, **facts})
 
 
-def exported_step(folder: Path) -> int | None:
-    """Return the step of the run that an export holds, or None if the folder does not say.
-
-    Commit 9fc3810 wrote finetuned.json for a fine-tuned run, and for others only the model card.
-    """
-    for name in (FACTS, "finetuned.json"):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            return int(json.loads((folder / name).read_text(encoding="utf-8"))["step"])
+def read_facts(folder: Path) -> dict[str, Any]:
+    """Return what export.json says; {} for a folder without one."""
     with contextlib.suppress(OSError, ValueError):
-        card = (folder / "README.md").read_text(encoding="utf-8")
-        steps = re.search(r"^\| steps \| ([0-9][0-9,]*)", card, re.MULTILINE)
-        if steps:
-            return int(steps[1].replace(",", ""))
-    return None
+        return read_object(folder / FACTS)
+    return {}
 
 
 def read_sums(folder: Path) -> dict[str, str]:
     """Return file name -> sha256 of SHA256SUMS; {} if there is none that can be read."""
-    try:
-        lines = (folder / SUMS).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
-        return {}
     sums = {}
-    for line in lines:
-        digest, _, name = line.partition("  ")
-        if name:
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        for line in (folder / SUMS).read_text(encoding="utf-8").splitlines():
+            digest, _, name = line.partition("  ")
             sums[name] = digest
+    sums.pop("", None)  # of a line that names no file
     return sums
 
 
@@ -167,9 +155,10 @@ def seal(folder: Path, written: Mapping[str, str]) -> None:
 
     Raises PlaceError if the disk holds anything else.
     """
-    for path in folder.iterdir():
+    sums = {}
+    for path in sorted(folder.iterdir()):
         flush_file(path)
-    sums = {path.name: sha256_of(path) for path in sorted(folder.iterdir())}
+        sums[path.name] = sha256_of(path)
     wrong = [name for name, digest in written.items() if sums[name] != digest]
     if wrong:
         raise PlaceError(
@@ -182,9 +171,42 @@ def seal(folder: Path, written: Mapping[str, str]) -> None:
     flush_folder(folder)
 
 
+# ---- Earlier exports
+
+
 def replace(folder: Path, target: Path) -> None:
-    """Give a complete folder its name. `clear` then deletes the one that had it."""
+    """Give a complete folder its name. `clear` then takes care of the one that had it."""
     if target.exists():
         os.rename(target, target.parent / f"{REPLACED}{uuid.uuid4().hex[:8]}")
     os.rename(folder, target)
     flush_folder(target.parent)
+
+
+def retire(old: Path) -> None:
+    """Delete an export that was replaced, or rename it if another run needs it to resume."""
+    run = old.parent
+    with contextlib.suppress(ForeignError):
+        model = fingerprint(old)
+        earlier = run / f"{EARLIER}{model}"
+        users = find_users(run.parent).get(model)
+        if users and model != fingerprint(run / "export") and not earlier.exists():
+            os.rename(old, earlier)
+            complain(
+                f"The earlier export is now {show_path(earlier)}, because these runs were fine-tuned from "
+                f"it: {', '.join(users)}. Delete it when you no longer resume any of them."
+            )
+            return
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def find_users(runs: Path) -> dict[str, list[str]]:
+    """Return the fingerprint of each model that runs were fine-tuned from -> their names."""
+    users: dict[str, list[str]] = {}
+    for path in [*runs.glob("*/config.json"), *runs.glob(f"*/{SITE}*/config.json")]:
+        with contextlib.suppress(RunConfigError):
+            for attempt in read_run_config(path).get("attempts", []):
+                names = users.setdefault(attempt.get("model_fingerprint"), [])
+                name = str(path.parent.relative_to(runs))
+                if name not in names:
+                    names.append(name)
+    return users

@@ -30,19 +30,18 @@ class Weights:
     def __init__(self, folder: Path):
         self.folder = folder
         self.reader = metadata.Reader(folder)
+        self.shapes: dict[str, tuple[int, ...]] = {}
         try:
             stored = self.reader.tensors()
         except Exception as error:  # whatever a pickle raises
             raise CheckpointError(
                 f"{folder}: Its .metadata cannot be read ({cause(error)})."
             ) from None
-        self.shapes: dict[str, tuple[int, ...]] = {}
-        for key, (size, dtype) in stored.items():
-            if not key.startswith(MODEL):
-                continue
-            if dtype != torch.float32:
-                raise CheckpointError(f"{folder}: {key} is {dtype} and not float32.")
-            self.shapes[key.removeprefix(MODEL)] = tuple(size)
+        for key, (shape, dtype) in stored.items():
+            if key.startswith(MODEL):
+                if dtype != torch.float32:
+                    raise CheckpointError(f"{folder}: {key} is {dtype} and not float32.")
+                self.shapes[key.removeprefix(MODEL)] = tuple(shape)
         if not self.shapes:
             raise CheckpointError(f"{folder}: Holds no weights.")
 

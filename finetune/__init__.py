@@ -11,20 +11,21 @@
     weights.py       safetensors -> transformers' own conversion -> each process's part of each weight
     adapter.py       LoRA by peft: which matrices, how they begin, what they are called in files
     hf_model.py      a model of transformers' with the loss inside forward, as the trainer takes it
+    packed_attention.py  attention of packed examples, which transformers' models call
+    head.py          what a model makes of its hidden states, and the loss in chunks of its logits
     prepare_data.py  DATA for MODEL, and a report; also a command
     loader.py        what the trainer's loop asks of DATA
     perplexity.py    perplexity of held-out conversations, with one all-reduce
     lite.py          checkpoints of adapters alone, in peft's format
-    tuning_job.py    a fine-tuning put together, as train/assemble.py does a pretraining
-    main.py          the entry point: train/main.py with these in the place of its own
+    main.py          the entry point, and a fine-tuning put together from these
+    final_exchange.py   the question that a run ends with
     merge.py         what was trained, merged into MODEL's files
-    exercises.py     questions and talks that are made up, for a first try
-    questions.py     what `make pipeline` checks of EVAL_DATA before there is a model to ask
+    pipeline/        make pipeline: settings of its stages, exercises for a first try, a summary
     chat.py          make chat, and make sample of a fine-tuned run
     chat_eval.py     questions of EVAL_DATA, and how many are answered right
     benchmarks.py    tasks of lm-evaluation-harness
     evaluate.py      make eval: those questions for a fine-tuned model, bits per byte and CORE for others
-    tuning_settings.py  the settings as fine-tuning takes them
+    tuning_settings.py  the settings as fine-tuning takes them, and those that it chooses
 
 It imports from train/, and nothing there imports it.
 """

@@ -73,9 +73,9 @@ class Adapters:
                     nn.Parameter(torch.empty_like(weight, dtype=torch.float32, device="meta")),
                 )
         got = {
-            found[1].split(".lora_A.")[0].replace(".base_layer", "")
+            match[1].split(".lora_A.")[0].replace(".base_layer", "")
             for name, _ in lm.named_parameters()
-            if ".lora_A." in name and (found := PART.search(name))
+            if ".lora_A." in name and (match := PART.search(name))
         }
         wanted = {*modules, *(name.rpartition(".")[0] for name in parameters)}
         assert got == wanted, f"peft has put adapters at {got}, not at {wanted}"
@@ -99,16 +99,16 @@ class Adapters:
                 ]
             ) from None
         modules, parameters = self.chosen(lm)
-        taken = set()
+        wrapped = set()
         for name in modules:
             probe = LoraConfig(target_modules=[name])
             with contextlib.suppress(ValueError):  # it wants gate_proj and up_proj together
                 convert_peft_config_for_transformers(probe, lm, None)
                 if name in (probe.target_modules or ()):
                     continue
-            taken.add(name)
-        modules = [name for name in modules if name not in taken]
-        parameters = sorted({*parameters, *(f"{name}.weight" for name in taken)})
+            wrapped.add(name)
+        modules = [name for name in modules if name not in wrapped]
+        parameters = sorted({*parameters, *(f"{name}.weight" for name in wrapped)})
         if parameters and self.dropout:
             raise SettingsError(
                 [
@@ -150,17 +150,17 @@ class Adapters:
         modules, parameters, nowhere = set[str](), set[str](), []
         for target in self.targets:
             if group := GROUPS.get(target):
-                found = {
+                matches = {
                     name for name in matrices if group.search(name) and not ROUTERS.search(name)
                 }
             else:
-                found = {name for name in matrices if f".{name}".endswith(f".{target}")}
+                matches = {name for name in matrices if f".{name}".endswith(f".{target}")}
             packed = {
                 name for name in experts if target == "experts" or f".{name}".endswith(f".{target}")
             }
-            modules |= found
+            modules |= matches
             parameters |= packed
-            if not found and not packed:
+            if not matches and not packed:
                 nowhere.append(target)
         if nowhere == ["mlp"] and experts and (modules or parameters):
             nowhere = []

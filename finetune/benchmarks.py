@@ -9,6 +9,7 @@ import functools
 import importlib.util
 import json
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -17,14 +18,15 @@ import time
 from pathlib import Path
 
 from finetune import chat_eval
-from finetune.model_folder import Weights, lock
+from finetune.model_folder import Weights
 from settings import ROOT, SettingsError
 from settings.config import Config
 from settings.resolve import build_environment, find_explicit, show_path
-from train.children import end_with_parent
 from train.data.data_paths import data_dir
+from train.data.prepare import one_at_a_time
 from train.data.sources.source import CorpusError
 from train.distributed.world import World
+from train.end_with_parent import end_with_parent
 
 # lm-eval, and what its imports need beyond .venv.
 PINS = (
@@ -91,13 +93,13 @@ def measure(config: Config, world: World, weights: Weights) -> int:
             cwd=ROOT,
             check=False,
             env=environment,
-            preexec_fn=functools.partial(end_with_parent, signal.SIGTERM),
+            preexec_fn=functools.partial(end_with_parent, signal.SIGTERM, os.getpid()),
         )
         if done.returncode:
             raise CorpusError(f"BENCHMARKS={config.benchmarks}: lm-eval failed, see above.")
         (path,) = Path(output).rglob("results_*.json")
-        found = json.loads(path.read_text(encoding="utf-8"))
-    results = {name: found[name] for name in ("results", "versions", "n-shot", "n-samples")}
+        report = json.loads(path.read_text(encoding="utf-8"))
+    results = {name: report[name] for name in ("results", "versions", "n-shot", "n-samples")}
     results |= {"benchmarks": config.benchmarks, "seconds": time.perf_counter() - began}
     chat_eval.write(config, world, weights, "benchmarks", results)
     if config.eval_examples:
@@ -110,7 +112,7 @@ def install(config: Config) -> Path:
     if spec := importlib.util.find_spec("lm_eval"):
         return Path(str(spec.origin)).parents[1]
     folder = data_dir(config) / PINS[0].replace("==", "-")
-    with lock(folder):
+    with one_at_a_time(folder):
         if not (folder / "complete").exists():
             log.info("Installing %s in %s.", PINS[0], show_path(folder))
             command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]

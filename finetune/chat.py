@@ -35,6 +35,7 @@ from train.generate import sample
 from train.generate.command import decode, read_prompt, refuse, run_command
 from train.model.generate import COLDEST, REPLACED
 from train.model.hf_import import ForeignError, some, weight_files
+from train.tune import forget_ranks
 
 HELP = (
     "Type a message and press Enter. /reset starts over, /system TEXT starts over with a system "
@@ -81,33 +82,23 @@ class Stream:
         self.write("\n")
 
 
-class Chat:
-    """A model in its own class of transformers, with its chat template.
+class Generator:
+    """Generates with a model of transformers, which is in eval mode, and its chat template.
 
     Attributes:
         context: number of tokens that the model can see.
     """
 
-    def __init__(self, weights: Weights, config: Config, device: torch.device):
-        """Read both. Raises TokenizerError, ForeignError, CheckpointError."""
-        self.config = config
-        self.name = show_path(weights.folder)
-        stop_token = weights.stop_token or config.stop_token
-        self.template = ChatTemplate(weights.folder, stop_token, self.name)
-        tokenizer = self.template.tokenizer
-        tokenizer.pad_token = tokenizer.pad_token or self.template.stop_token
-        dtype = config.dtype if "DTYPE" in find_explicit() else "auto"
-        self.model = read_model(weights.folder, dtype).to(device)
-        facts = self.model.config.get_text_config()
-        self.context = getattr(facts, "max_position_embeddings", None) or UNLIMITED
-        log.info(
-            "%s: %s, %.2fM parameters, context %d, on %s",
-            self.name,
-            type(self.model).__name__,
-            sum(weight.numel() for weight in self.model.parameters()) / 1e6,
-            self.context,
-            device,
-        )
+    def __init__(self, model: Any, template: ChatTemplate):
+        from transformers import GenerationConfig
+
+        self.model = model
+        self.template = template
+        tokenizer = template.tokenizer
+        tokenizer.pad_token = tokenizer.pad_token or template.stop_token
+        model.generation_config = GenerationConfig()  # the folder's must not add to ours
+        facts = model.config.get_text_config()
+        self.context: int = getattr(facts, "max_position_embeddings", None) or UNLIMITED
 
     @torch.inference_mode()
     def generate(self, prompts: Sequence[Sequence[int]], tokens: int, **options: Any) -> Any:
@@ -138,6 +129,27 @@ class Chat:
             stops = [place for place, token in enumerate(row) if token in self.template.stop_ids]
             replies.append(row[: stops[0] + 1] if stops else row)
         return replies
+
+
+class Chat(Generator):
+    """A model in its own class of transformers, to talk to."""
+
+    def __init__(self, weights: Weights, config: Config, device: torch.device):
+        """Read model and template. Raises TokenizerError, ForeignError, CheckpointError."""
+        self.config = config
+        self.name = show_path(weights.folder)
+        stop_token = weights.stop_token or config.stop_token
+        template = ChatTemplate(weights.folder, stop_token, self.name)
+        dtype = config.dtype if "DTYPE" in find_explicit() else "auto"
+        super().__init__(read_model(weights.folder, dtype).to(device), template)
+        log.info(
+            "%s: %s, %.2fM parameters, context %d, on %s",
+            self.name,
+            type(self.model).__name__,
+            sum(weight.numel() for weight in self.model.parameters()) / 1e6,
+            self.context,
+            device,
+        )
 
     def prompt_ids(self, messages: list[Message]) -> list[int]:
         """Return the ids of a conversation up to where the reply begins. Raises ForeignError."""
@@ -220,16 +232,16 @@ class Chat:
         """Return the conversation without its oldest questions and replies, if the context is full."""
         room = min(self.config.sample_tokens, self.context // 2)
         first = int(messages[0]["role"] == "system")
-        kept = messages
-        while len(kept) > first + 1 and len(self.prompt_ids(kept)) > self.context - room:
-            kept = kept[:first] + kept[first + 2 :]
-        if forgotten := len(messages) - len(kept):
+        remaining = messages
+        while len(remaining) > first + 1 and len(self.prompt_ids(remaining)) > self.context - room:
+            remaining = remaining[:first] + remaining[first + 2 :]
+        if forgotten := len(messages) - len(remaining):
             log.info(
                 "(the context of %d tokens is full: the oldest %d messages are forgotten)",
                 self.context,
                 forgotten,
             )
-        return kept
+        return remaining
 
 
 def read_model(folder: Path, dtype: str) -> Any:
@@ -237,7 +249,7 @@ def read_model(folder: Path, dtype: str) -> Any:
 
     Raises ForeignError, and CheckpointError if a weight is not finite.
     """
-    from transformers import AutoModelForCausalLM, GenerationConfig
+    from transformers import AutoModelForCausalLM
     from transformers.utils import logging as their_logging
 
     their_logging.disable_progress_bar()
@@ -255,7 +267,6 @@ def read_model(folder: Path, dtype: str) -> Any:
         words = " ".join(str(error).split())[:300]
         raise ForeignError(f"{folder}: transformers cannot open the model: {words}") from error
     model, report = opened
-    model.generation_config = GenerationConfig()  # the folder's must not add to ours
     if missing := sorted(report["missing_keys"]):
         raise ForeignError(f"{folder}: The files lack {some(missing)}. Get the folder again.")
     for name, weight in model.named_parameters():
@@ -327,6 +338,7 @@ def talk(config: Config, world: World) -> int:
 
 def main(argv: Sequence[str]) -> int:
     """Talk, or with `sample` continue a text. Returns the exit code."""
+    forget_ranks()
     if "sample" in argv:
         return run_command(continue_text, sys.stderr)
     set_target("chat")

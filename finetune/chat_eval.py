@@ -3,29 +3,28 @@
     conversations -> their last reply is the right one -> prompts by the chat template
         with options     the letter that the model finds likeliest after the prompt
         without          what the model writes, always the likeliest token
-    -> shared over the processes -> counts -> runs/RUN_NAME/eval/chat_step_N.json
+    -> shared over the processes -> counts of each source -> runs/RUN_NAME/eval/chat_step_N.json
 
 A written answer is right if it equals the right one, apart from case, blanks and a full stop. Thoughts
 do not count. Which EVAL_EXAMPLES questions are asked depends on SEED and on what they say.
 """
 
+import collections
 import dataclasses
 import json
 import logging
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from finetune import exercises
 from finetune.chat import Chat
 from finetune.chat_template import Refused
-from finetune.conversations import read_all
+from finetune.conversations import read_all, sources_in
 from finetune.examples import choose, hash_of
-from finetune.model_folder import Weights, open_together
+from finetune.model_folder import Weights
 from finetune.row_shapes import Conversation
 from record.durable import write_whole
 from record.metrics import replace_nonfinite
@@ -38,7 +37,6 @@ from train.data.data_paths import data_dir
 from train.data.sources.source import CorpusError
 from train.distributed.world import World, broadcast_object, raise_on_all_ranks, sum_over_ranks
 from train.evaluate.core.metric import wilson
-from train.generate.command import run_command
 
 SPARE_TOKENS = 8  # that a written answer may have beyond twice the right one's
 NAMES = {"choice": "multiple choice", "written": "written answers"}
@@ -52,7 +50,7 @@ class Counts:
 
     Attributes:
         too_long: questions that do not fit into the context, and are not asked.
-        chance: how many guessing gets right, on average.
+        chance: how many guessing gets right on average, or always giving the commonest answer.
         stopped: replies that ended with a stop token.
     """
 
@@ -69,38 +67,61 @@ def measure(config: Config, world: World, weights: Weights) -> int:
     with raise_on_all_ranks(ExpectedError, OSError):
         questions, facts = read_questions(config)
         chat = Chat(weights, config, world.device)
+    counts = {}
     try:
-        results = ask(chat, questions, world, config.micro_batch_size)
+        for source, conversations in questions.items():
+            counts[source] = ask(chat, conversations, world, config.micro_batch_size)
     except Refused as refused:
         raise CorpusError(f"EVAL_DATA={config.eval_data}: {chat.name}: {refused}") from None
+    results = {kind: score(add(counts, kind)) for kind in NAMES}
     if not any(result["asked"] for result in results.values()):
+        number = sum(map(len, questions.values()))
         raise CorpusError(
-            f"EVAL_DATA={config.eval_data}: None of its {len(questions)} questions fits into the "
+            f"EVAL_DATA={config.eval_data}: None of its {number} questions fits into the "
             f"model's context of {chat.context} tokens. Give shorter ones."
         )
     stops = " or ".join(chat.template.decode([token]) for token in chat.template.stop_ids)
     log.info("%s", "\n".join(describe(results, stops)))
     if world.is_first:
+        facts["by_source"] = {
+            source: {kind: score(count) for kind, count in of_kinds.items()}
+            for source, of_kinds in counts.items()
+        }
         facts |= results | {"seconds": time.perf_counter() - began}
         write(config, world, weights, "chat", facts)
     broadcast_object(None)  # leave together
     return 0
 
 
-def read_questions(config: Config) -> tuple[list[Conversation], dict[str, Any]]:
-    """Return EVAL_EXAMPLES questions, and what the JSON says about them. Raises CorpusError."""
-    data = exercises.data_of(config, "EVAL_DATA")
-    rows, report = read_all(data, data_dir(config) / "finetune", config.hf_token, "EVAL_DATA")
-    # The right answer of others is a call of a tool.
-    asked = [row.conversation for row in rows if row.conversation.messages[-1].get("content")]
+def read_questions(config: Config) -> tuple[dict[str, list[Conversation]], dict[str, Any]]:
+    """Return EVAL_EXAMPLES questions by their source, and what the JSON says about them.
+
+    Raises CorpusError.
+    """
+    rows = []
+    report = []
+    asked = []
+    for source, _ in sources_in(config.eval_data, "EVAL_DATA"):
+        conversations, lines = read_all(
+            source, data_dir(config) / "finetune", config.hf_token, "EVAL_DATA"
+        )
+        rows += conversations
+        report += lines
+        for row in conversations:
+            # The right answer of others is a call of a tool.
+            if row.conversation.messages[-1].get("content"):
+                asked.append((source, row.conversation))
     if len(asked) < len(rows):
         log.info(
             "EVAL_DATA: %d rows end with a tool call and are not asked", len(rows) - len(asked)
         )
-    hashes = np.array([hash_of(conversation) for conversation in asked], dtype=np.uint64)
+    hashes = np.array([hash_of(conversation) for _, conversation in asked], dtype=np.uint64)
     chosen = choose(hashes, config.seed, config.eval_examples or None)
-    facts = {"data": config.eval_data, "rows": len(rows), "report": report}
-    return [asked[number] for number in chosen.tolist()], facts
+    questions: dict[str, list[Conversation]] = {}
+    for number in chosen.tolist():
+        source, conversation = asked[number]
+        questions.setdefault(source, []).append(conversation)
+    return questions, {"data": config.eval_data, "rows": len(rows), "report": report}
 
 
 # ---- Asking
@@ -108,17 +129,28 @@ def read_questions(config: Config) -> tuple[list[Conversation], dict[str, Any]]:
 
 def ask(
     chat: Chat, questions: Sequence[Conversation], world: World, batch_size: int
-) -> dict[str, dict[str, Any]]:
-    """Return the results of each kind of question, over all processes."""
+) -> dict[str, Counts]:
+    """Return the counts of each kind of question, over all processes."""
+    written = [question for question in questions if not question.options]
+    answers = collections.Counter(
+        simplify(question.messages[-1]["content"]) for question in written
+    )
+    commonest = max(answers.values(), default=0) / max(1, len(written))
     mine = questions[world.rank :: world.size]
     counts = (
         ask_choices(chat, [question for question in mine if question.options], batch_size),
         ask_written(chat, [question for question in mine if not question.options], batch_size),
     )
+    counts[1].chance = commonest * counts[1].asked
     values = [dataclasses.astuple(one) for one in counts]
     sums = sum_over_ranks(torch.tensor(values, dtype=torch.float64, device=world.device))
-    choice, written = sums.tolist()
-    return {"choice": score(Counts(*choice)), "written": score(Counts(*written))}
+    return {kind: Counts(*row) for kind, row in zip(NAMES, sums.tolist(), strict=True)}
+
+
+def add(counts: Mapping[str, Mapping[str, Counts]], kind: str) -> Counts:
+    """Return the counts of a kind of question, over all sources."""
+    rows = [dataclasses.astuple(of_kinds[kind]) for of_kinds in counts.values()]
+    return Counts(*map(sum, zip(*rows, strict=True)))
 
 
 def ask_choices(chat: Chat, questions: Sequence[Conversation], batch_size: int) -> Counts:
@@ -134,8 +166,8 @@ def ask_choices(chat: Chat, questions: Sequence[Conversation], batch_size: int) 
             fitting.append((prompt, letters, question))
     for batch in batches(fitting, batch_size):
         prompts = [prompt for prompt, _, _ in batch]
-        found = chat.generate(prompts, 1, return_dict_in_generate=True, output_logits=True)
-        for logits, (_, letters, question) in zip(found.logits[0], batch, strict=True):
+        output = chat.generate(prompts, 1, return_dict_in_generate=True, output_logits=True)
+        for logits, (_, letters, question) in zip(output.logits[0], batch, strict=True):
             chosen = question.options[int(logits[letters].argmax())]
             counts.right += chosen == question.messages[-1]["content"]
             counts.chance += 1 / len(letters)
@@ -270,12 +302,3 @@ def write(
             f"{path}: cannot be written ({error.strerror}). Make room, or choose another RUNS_DIR."
         ) from error
     log.info("written: %s", show_path(path))
-
-
-def ask_any(config: Config, world: World) -> int:
-    """Ask any run the questions of EVAL_DATA, one that was only pretrained as well."""
-    return measure(config, world, open_together(config, world))
-
-
-if __name__ == "__main__":  # for `make pipeline`
-    sys.exit(run_command(ask_any, sys.stdout))

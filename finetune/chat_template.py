@@ -29,19 +29,20 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from tokenizers import Encoding
 
-from finetune.row_shapes import THOUGHTS, Conversation, Message
+from finetune.row_shapes import THOUGHTS, Conversation, Message, Unfit
 from settings.resolve import show_path
 from train.data.sources.formats import Bad
 from train.data.tokenizer import TokenizerError
 
-VERSION = 2  # changes when the same conversations give other ids or scored tokens
+VERSION = 3  # changes when the same conversations give other ids or scored tokens
 REASONS = {
     "template": "the chat template cannot write the conversation",
     "thoughts": "the chat template leaves the thoughts out. Write them into the content as the model "
     "does, or remove the key",
     "tools": "the chat template leaves tool calls or tools out. Take a model whose template writes "
     "them, or remove them",
-    "spells": "a message contains the text of a special token, which would end the reply early",
+    "spells": "a message contains the text of a special token, which could end a reply early. Remove "
+    "that text, or the row",
 }
 GENERATION_MARKS = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 
@@ -95,12 +96,8 @@ class Example:
     altered: int
 
 
-class Refused(Exception):
-    """Why a conversation gives no example, as a Bad."""
-
-    def __init__(self, reason: str, what: str):
-        super().__init__(what)
-        self.bad = Bad(reason, what)
+class Refused(Unfit):
+    """Why a conversation gives no example."""
 
 
 class ChatTemplate:
@@ -150,6 +147,7 @@ class ChatTemplate:
             self.endings = self.find_endings(stop_token)
             stop_tokens = [self.special.findall(ending)[-1] for ending in self.endings]
             self.stop_token = stop_tokens[0]
+            self.after_reply = self.render([QUESTION, REPLY]).rpartition(REPLY["content"])[2]
             self.thoughts_end = self.find_end_of_thoughts()
             self.check_replies()
         except Refused as refused:
@@ -265,19 +263,18 @@ class ChatTemplate:
     def end_of_body(self, text: str) -> int:
         """Return where a text ends but for the special tokens and blanks at its end."""
         body = text.rstrip()
-        while body.endswith(tuple(self.special_tokens)):
-            longest = max((it for it in self.special_tokens if body.endswith(it)), key=len)
-            body = body.removesuffix(longest).rstrip()
+        while tokens := [token for token in self.special_tokens if body.endswith(token)]:
+            body = body.removesuffix(max(tokens, key=len)).rstrip()
         return len(body)
 
     def special_run(self, text: str, begin: int) -> list[str]:
         """Return the special tokens that follow each other there, blanks before them skipped."""
-        found = []
-        place = begin + len(text[begin:]) - len(text[begin:].lstrip())
+        tokens = []
+        place = len(text) - len(text[begin:].lstrip())
         while match := self.special.match(text, place):
-            found.append(match[0])
+            tokens.append(match[0])
             place = match.end()
-        return found
+        return tokens
 
     def find_end_of_thoughts(self) -> str:
         """Return the text between thoughts and reply, `</think>` where the template has none."""
@@ -323,11 +320,11 @@ class ChatTemplate:
 
     def label(self, conversations: Sequence[Conversation]) -> list[list[Labelled] | Bad]:
         """Return the examples of each conversation, or why it gives none."""
-        found = [self.examples(conversation) for conversation in conversations]
-        texts = [example.text for one in found if isinstance(one, list) for example in one]
+        results = [self.examples(conversation) for conversation in conversations]
+        texts = [example.text for one in results if isinstance(one, list) for example in one]
         encodings = iter(self.encode(texts))
         labelled: list[list[Labelled] | Bad] = []
-        for one in found:
+        for one in results:
             if isinstance(one, Bad):
                 labelled.append(one)
                 continue
@@ -370,8 +367,8 @@ class ChatTemplate:
                 reply = self.last_reply(conversation.messages[: number + 1], conversation.tools)
                 if examples:
                     before = examples[-1]
-                    kept = before.text[: before.spans[-1][1]]
-                    if reply.text.startswith(kept):
+                    beginning = before.text[: before.spans[-1][1]]
+                    if reply.text.startswith(beginning):
                         reply.spans = before.spans + reply.spans
                         reply.altered += before.altered
                         examples.pop()
@@ -404,17 +401,15 @@ class ChatTemplate:
                 end = place + len(ending)
                 break
         else:  # the template leaves it to the next message, or STOP_TOKEN replaces what it has
-            text = text.rstrip("\n")
-            if self.special_run(text, body):
-                text = text[:body]
-            text += self.stop_token
+            text = text.removesuffix(self.after_reply)
+            text += self.endings[-1 if messages[-1].get("tool_calls") else 0]
             end = len(text)
         spans = [(begin, min(stop, end)) for begin, stop in spans if begin < end]
         spans[-1] = (spans[-1][0], end)
-        said = text[spans[0][0] : end]
-        self.check_parts(messages[-1], said)
+        reply_text = text[spans[0][0] : end]
+        self.check_parts(messages[-1], reply_text)
         content = messages[-1].get("content") or ""
-        return Example(text, spans, int(content.strip() not in said))
+        return Example(text, spans, int(content.strip() not in reply_text))
 
     def marked_spans(
         self, messages: Sequence[Message], tools: list[dict[str, Any]] | None
@@ -448,17 +443,17 @@ class ChatTemplate:
     def check_text(self, number: int, message: Message) -> None:
         """Raise Refused if text of a message becomes a special token under transformers."""
         for text in (message.get("content"), message.get(THOUGHTS[0])):
-            if found := self.special.search(text or ""):
-                raise Refused("spells", f"message {number + 1} contains {found[0]}")
+            if match := self.special.search(text or ""):
+                raise Refused("spells", f"message {number + 1} contains {match[0]}")
 
-    def check_parts(self, message: Message, said: str) -> None:
+    def check_parts(self, message: Message, reply_text: str) -> None:
         """Raise Refused if the template leaves out what belongs to a reply."""
         thoughts = (message.get(THOUGHTS[0]) or "").strip()
-        if thoughts and thoughts not in said:
+        if thoughts and thoughts not in reply_text:
             raise Refused("thoughts", f"{thoughts[:40]!r} is not in what it writes")
         for call in message.get("tool_calls") or []:
             name = call.get("function", call).get("name", "")
-            if name not in said:
+            if name not in reply_text:
                 raise Refused("tools", f"the call of {name} is not in what it writes")
 
     def check_replies(self) -> None:
@@ -475,9 +470,15 @@ class ChatTemplate:
                 "The chat template asks for a thought before each reply, so conversations need "
                 f"{THOUGHTS[0]}. Those without are dropped."
             )
-        said = "".join(reply.text[begin:end] for begin, end in reply.spans)
-        if REPLY["content"] not in said:
-            raise Refused("template", f"it marks {said!r} as the reply {REPLY['content']!r}")
+        reply_text = "".join(reply.text[begin:end] for begin, end in reply.spans)
+        if REPLY["content"] not in reply_text:
+            raise Refused("template", f"it marks {reply_text!r} as the reply {REPLY['content']!r}")
+        if self.render([QUESTION], reply=True).endswith(" "):
+            self.remarks.append(
+                "The chat template ends a prompt with a space, which a tokenizer joins with the first "
+                "word of a reply, so the model answers another prompt than it was trained with. Remove "
+                "the space from the template."
+            )
 
 
 def read_tokenizer(folder: Path) -> Any:

@@ -42,7 +42,8 @@ HUB = re.compile(
     r"(@(?P<revision>[0-9a-f]{40}))?"
 )
 REASONS = {
-    "not json": "a line that is neither a JSON object nor a list of messages. Write a row per line",
+    "not json": "a line that is no row. Make each line of a file a JSON object, or each a list of "
+    "messages",
     "utf-8": "bytes that are not UTF-8. Save the file again as UTF-8",
     "long": "a line longer than is read. Split it",
     "empty": "a message without text. Fill it in, or remove the message or the row",
@@ -138,16 +139,16 @@ def read_all(
 
     folder: DATA_DIR/finetune, where pins are kept. A source that counts several times is read once.
     """
-    found: list[Located] = []
+    rows: list[Located] = []
     lines: list[str] = []
     with one_at_a_time(folder):  # files of the Hub are deleted once they are read
         for source, _ in sources_in(data, setting):
             pinned, files = pinned_files(source, folder, token, setting)
             tally = Tally()
-            found += conversations(pinned, files, tally)
+            rows += conversations(pinned, files, tally)
             tally.check(f"{setting}={source}")
             lines += tally.report()
-    return found, lines
+    return rows, lines
 
 
 # ---- Which files
@@ -157,7 +158,7 @@ def sources_in(data: str, setting: str = "DATA") -> list[tuple[str, int]]:
     """Return (source, how often it counts) of each part of DATA. Raises CorpusError."""
     if os.path.exists(ROOT / Path(data).expanduser()):  # False as well if too long for a name
         return [(data, 1)]
-    found: dict[str, int] = {}
+    repeats: dict[str, int] = {}
     for part in data.split(","):
         source, times = part, 1
         if match := TIMES.fullmatch(part):
@@ -167,12 +168,12 @@ def sources_in(data: str, setting: str = "DATA") -> list[tuple[str, int]]:
                 f"{setting}={data}: {part!r} is not a source. Write SOURCE or SOURCE*TIMES, with "
                 f"TIMES from 1 to {MOST_TIMES}, for example {setting}=chats.jsonl,questions.jsonl*2"
             )
-        if source in found:
+        if source in repeats:
             raise CorpusError(
                 f"{setting}={data}: has {source} twice. Write {source}*2 to count it twice."
             )
-        found[source] = times
-    return list(found.items())
+        repeats[source] = times
+    return list(repeats.items())
 
 
 def source_of(data: str, setting: str = "DATA") -> Source:
@@ -196,7 +197,7 @@ def source_of(data: str, setting: str = "DATA") -> Source:
             f"data set on the Hub. For example {setting}=chats.jsonl or {setting}=OWNER/NAME:CONFIG:SPLIT"
         )
     first, second = match["first"], match["second"]
-    here = f"{setting}={match['repository']}"
+    given = f"{setting}={match['repository']}"
     return Source(
         setting,
         "hub",
@@ -207,32 +208,32 @@ def source_of(data: str, setting: str = "DATA") -> Source:
         revision=match["revision"] or "",
         remedies={
             **DECLARED,
-            "config": f"Name one of them: {here}:CONFIG:train",
-            "split": f"Name one of them: {here}:{first + ':' if second else ''}SPLIT",
+            "config": f"Name one of them: {given}:CONFIG:train",
+            "split": f"Name one of them: {given}:{first + ':' if second else ''}SPLIT",
         },
     )
 
 
 def files_in(folder: Path, data: str) -> list[Path]:
     """Return the files of a folder that hold rows, relative to it. Raises CorpusError."""
-    found = []
+    names = []
     others: collections.Counter[str] = collections.Counter()
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
         if any(part.startswith(".") for part in name.parts) or not path.is_file():
             continue
         if may_hold_rows(path):
-            found.append(name)
+            names.append(name)
         else:
             others[path.suffix or "no suffix"] += 1
     if others:
         kinds = ", ".join(f"{count} {suffix}" for suffix, count in others.most_common())
         log.warning("%s: left out files that hold no rows (%d): %s", data, others.total(), kinds)
-    if not found:
+    if not names:
         raise CorpusError(
             f"{data}: the folder has no file of conversations ({', '.join(READABLE)})"
         )
-    return found
+    return names
 
 
 def may_hold_rows(path: Path) -> bool:
@@ -289,7 +290,7 @@ def conversations(pinned: Pinned, files: Files, tally: Tally) -> Iterator[Locate
 def read_file(path: Path, name: str, number: int, tally: Tally) -> Iterator[Located]:
     """Yield the conversations of a file. Raises Broken."""
     columns, unused = columns_of(path, name)
-    rows = taken = 0
+    rows = n_conversations = 0
     first: tuple[int, Bad] | None = None
     for row, value in read(path, name, columns):
         place = f"{name}:{row + 1}"
@@ -301,7 +302,7 @@ def read_file(path: Path, name: str, number: int, tally: Tally) -> Iterator[Loca
                 made = made._replace(reason="blank")
             first = first or (row, made)
             tally.drop(place, made)
-            if rows >= ENOUGH_ROWS and not taken:
+            if rows >= ENOUGH_ROWS and not n_conversations:
                 row, bad = first
                 raise Broken(
                     f"none of its first {rows} rows is a conversation. The first: {bad.what}",
@@ -309,7 +310,7 @@ def read_file(path: Path, name: str, number: int, tally: Tally) -> Iterator[Loca
                     row,
                 )
             continue
-        taken += 1
+        n_conversations += 1
         tally.unread.update(unused)
         tally.take(place, made)
         yield Located(made, number, row, place)

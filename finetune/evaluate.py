@@ -14,9 +14,12 @@ from typing import Any
 
 from finetune import benchmarks, chat_eval
 from finetune.model_folder import Weights, open_together, stored_settings
+from settings import SettingsError
 from settings.config import Config
 from settings.init_from import parse_shape, read_json
-from settings.resolve import find_explicit
+from settings.resolve import find_explicit, resolve
+from settings.sources import COMMAND_LINE
+from settings.tuning_rules import NO_BENCHMARKS
 from train.distributed.world import World, set_timeout
 from train.evaluate.validation import FULL_SET
 from train.generate import eval_run
@@ -28,6 +31,8 @@ log = logging.getLogger(__name__)
 
 def evaluate(config: Config, world: World) -> int:
     """Measure the model in the way that suits it, and return the exit code."""
+    if config.benchmarks == NO_BENCHMARKS:
+        config = config.replace(benchmarks="")
     benchmarks.allows_code(config)  # or raises before anything is exported
     settings = stored_settings(config)
     questions = find_questions(config, settings)
@@ -49,6 +54,8 @@ def find_questions(config: Config, settings: dict[str, Any]) -> str:
 
     Args:
         settings: of the run; {} for INIT_FROM.
+
+    Raises SettingsError if EVAL_DATA is typed for a run that was not fine-tuned.
     """
     questions = config.eval_data if "EVAL_DATA" in find_explicit() else ""
     if not settings:
@@ -56,12 +63,16 @@ def find_questions(config: Config, settings: dict[str, Any]) -> str:
     if settings.get("MODEL"):
         return questions or settings.get("EVAL_DATA", "")
     if questions:
-        log.info(
-            "EVAL_DATA=%s is not used: %s is not a fine-tuned run, so bits per byte and CORE are "
-            "measured",
-            questions,
-            config.run_name,
+        problem = (
+            f"EVAL_DATA={questions}: {config.run_name} was not fine-tuned, so it cannot be asked."
         )
+        if resolve().origins["EVAL_DATA"] == COMMAND_LINE:
+            problem += (
+                f" Fine-tune it first: make finetune MODEL={config.run_name} DATA=chats.jsonl. Or leave "
+                "EVAL_DATA out: bits per byte and CORE are measured."
+            )
+            raise SettingsError([problem])
+        log.info("%s Bits per byte and CORE are measured.", problem)
     return ""
 
 

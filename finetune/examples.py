@@ -35,6 +35,7 @@ from finetune.chat_template import ChatTemplate, Labelled, hash_parts
 from finetune.conversations import Located, Tally, pinned_files, sources_in
 from finetune.row_shapes import Conversation
 from record.durable import flush_folder, write_whole
+from settings.json_file import read_object
 from settings.resolve import show_path
 from train.data.mixture import key_of as seed_key
 from train.data.mixture import mix64
@@ -45,7 +46,7 @@ from train.data.sources.formats import Bad
 from train.data.sources.pin import Pinned
 from train.data.sources.source import CorpusError
 
-VERSION = 2  # changes when the same rows give other examples
+VERSION = 3  # changes when the same rows give other examples
 BATCH = 1024  # conversations tokenized at once
 LOG_EVERY_S = 30
 MOST_HELD_OUT = 10  # at most one in this many different conversations
@@ -227,7 +228,7 @@ class Output:
     """A file that is being written, and the hash of its content."""
 
     def __init__(self, path: Path):
-        self.file: BinaryIO = open(path, "wb")  # noqa: SIM115 (close() syncs it)
+        self.file: BinaryIO = open(path, "xb")  # noqa: SIM115 (close() syncs it)
         self.hash = xxhash.xxh3_128()
         self.bytes = 0
 
@@ -306,15 +307,15 @@ def write_batch(
     end = outputs["scored"].bytes
     labelled = template.label([row.conversation for row in batch])
     for row, made in zip(batch, labelled, strict=True):
-        kept = made if isinstance(made, Bad) else cut_all(made, row.place, tally, seq_len)
-        if isinstance(kept, Bad):
-            tally.drop(row.place, kept)
+        result = made if isinstance(made, Bad) else cut_all(made, row.place, tally, seq_len)
+        if isinstance(result, Bad):
+            tally.drop(row.place, result)
             continue
-        said = hash_of(row.conversation)
-        for example in kept:
+        digest = hash_of(row.conversation)
+        for example in result:
             end += len(example.ids)
-            entries.append((end, said, row.row, row.file, int(example.scored.sum())))
-        examples += kept
+            entries.append((end, digest, row.row, row.file, int(example.scored.sum())))
+        examples += result
     if examples:
         outputs["ids"].add(np.concatenate([example.ids for example in examples]))
         outputs["scored"].add(np.concatenate([example.scored for example in examples]))
@@ -325,19 +326,19 @@ def write_batch(
 def cut_all(made: list[Labelled], place: str, tally: Tally, seq_len: int) -> list[Labelled] | Bad:
     """Return the examples of a conversation, each cut to SEQ_LEN, or why none is left."""
     notes: collections.Counter[str] = collections.Counter()
-    kept: list[Labelled] = []
+    shortened: list[Labelled] = []
     for example in made:
         one = cut(example, notes, seq_len)
         if one is not None:
-            kept.append(one)
-    if not kept:
+            shortened.append(one)
+    if not shortened:
         longest = max(len(example.ids) for example in made)
         if any(example.scored[1:].any() for example in made):
             return Bad("cut", f"{longest} tokens")
         return Bad("nothing", f"{longest} tokens")
     for note, times in notes.items():
         tally.note(place, note, 1 if note == "longer" else times)
-    return kept
+    return shortened
 
 
 def cut(made: Labelled, notes: collections.Counter[str], seq_len: int) -> Labelled | None:
@@ -363,13 +364,13 @@ def cut(made: Labelled, notes: collections.Counter[str], seq_len: int) -> Labell
 
 def hash_of(conversation: Conversation) -> int:
     """Return 64 bits of what a conversation says, whatever its file, the template and SEQ_LEN."""
-    said: list[Any] = []
+    content_parts: list[Any] = []
     for message in conversation.messages:
         is_plain = len(message) == 2
-        said.append([message["role"], message["content"]] if is_plain else message)
+        content_parts.append([message["role"], message["content"]] if is_plain else message)
     if conversation.tools:
-        said.append(conversation.tools)
-    content = json.dumps(said).encode()
+        content_parts.append(conversation.tools)
+    content = json.dumps(content_parts).encode()
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
 
 
@@ -391,7 +392,7 @@ def log_progress(rows: Iterable[Located], name: str) -> Iterator[Located]:
 def open_part(folder: Path) -> Part | None:
     """Return what a folder holds, verified by size and hash; None if it is damaged or not there."""
     try:
-        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        manifest = read_object(folder / "manifest.json")
         kinds = {"ids": manifest["ids"], "scored": "bool", "index": INDEX}
         ids, scored, index = (
             open_array(folder / f"{name}.bin", kind, *manifest["files"][f"{name}.bin"])

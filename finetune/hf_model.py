@@ -2,14 +2,12 @@
 
     config.json -> its class, on the meta device -> adapters -> split over processes -> weights, in place
 
-The class is transformers' own. Round it is what training here needs: the loss inside forward, computed in chunks (no
-full logits) where the head of its kind is known to be a plain product, and packed examples kept apart. Weights that are
-trained are float32, as in pretraining; frozen ones, of a model with adapters, are of the type that it computes in.
+The class is transformers' own. Around it is what training needs: the loss inside forward, computed in chunks without
+full logits if these are a product (head.py), and packed examples kept apart (packed_attention.py). Trained weights are
+float32, as in pretraining; the frozen ones of a model with adapters have DTYPE.
 """
 
 import contextlib
-import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,42 +15,43 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from finetune import weights
+from finetune import packed_attention, weights
+from finetune.head import find_head
 from settings import SettingsError
 from settings.config import Config
+from train.distributed.parallel import weights_of
 from train.model.attention import document_mask
-from train.model.hf_import import ForeignError, read_json, tensors, weight_files
-from train.model.loss import IGNORED, summed_loss
+from train.model.hf_import import ForeignError, read_json
+from train.model.loss import IGNORED
 from train.model.recompute import recomputed
 
-# Kinds (model_type) whose logits are the product of hidden states and head, and nothing more.
-PLAIN_HEAD = {
-    "glm4",
-    "glm4_moe",
-    "llama",
-    "mistral",
-    "mixtral",
-    "olmo2",
-    "olmoe",
-    "phi3",
-    "qwen2",
-    "qwen2_moe",
-    "qwen3",
-    "qwen3_moe",
-    "smollm3",
-}
-SAMPLED = 2**20  # bytes of a file by which it is known again
+BY_MASK = {"nemotron"}  # its blocks do not hand the bounds of examples to attention
+PROBE_TOKENS = 4
+# Of the loss. The difference is 0 in all classes of transformers that can be packed, in bfloat16 too.
+PROBE_TOLERANCE = 1e-3
 
 
 class Tuned(nn.Module):
-    """A model of transformers' in a shell. names of weights are its own behind "lm."; skipped: what its files hold that
-    it does not take."""
+    """A model of transformers' with its loss.
+
+    Attributes:
+        lm: the model. Names of weights are its own after "lm.".
+        dtype: of activations and matrix products.
+        head: what the logits are, None where that is known to the model alone.
+        skipped: what the files hold that the model does not take.
+    """
 
     def __init__(self, lm: Any, dtype: torch.dtype, recompute: str = "none"):
         super().__init__()
-        self.lm, self.dtype, self.skipped = lm, dtype, list[str]()
+        self.lm = lm
+        self.dtype = dtype
+        self.skipped: list[str] = []
         self.compiled = False
-        self.plain_head = lm.config.model_type in PLAIN_HEAD
+        self.head = find_head(lm)
+        self.packs = lm._supports_attention_backend and lm.config.model_type not in BY_MASK
+        if self.packs:
+            packed_attention.register()
+            lm.set_attn_implementation(packed_attention.NAME)
         if recompute != "none":
             for layer in self.layers:
                 recompute_in_backward(layer, recompute)
@@ -70,34 +69,44 @@ class Tuned(nn.Module):
     def forward(
         self, tokens: Tensor, targets: Tensor, positions: Tensor, bounds: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """(sum of the losses in nats, scored tokens). tokens, targets (IGNORED where not scored) and positions (B, T)
-        int64, bounds of examples as attention.document_mask has them."""
-        with self.in_its_type(tokens.device):
-            told = {
-                "attention_mask": self.mask(bounds, *tokens.shape),
-                "position_ids": positions,
-                "use_cache": False,
-            }
-            if self.plain_head:
-                hidden = self.decoder(tokens, **told)[0].flatten(0, 1)
-                return summed_loss(
-                    hidden.to(self.dtype), self.lm.get_output_embeddings().weight, targets.flatten()
+        """Compute the loss.
+
+        Args:
+            tokens, targets, positions: (B, T) int64; targets are IGNORED where not scored.
+            bounds: (K + 1,) int32, of examples, as attention.document_mask has them.
+
+        Returns:
+            The sum of the losses in nats, and the number of scored tokens.
+        """
+        inputs = {"position_ids": positions, "use_cache": False}
+        if self.packs:
+            inputs["bounds"] = bounds
+        else:
+            inputs["attention_mask"] = self.mask(bounds, *tokens.shape)
+        scored: Any = (slice(None), slice(None))
+        if tokens.device.type == "cpu":  # a GPU would have to tell the host how many there are
+            scored = (targets != IGNORED).nonzero(as_tuple=True)
+        labels = targets[scored].flatten()
+        with self.autocast(tokens.device):
+            if self.head is None:
+                logits = self.lm(tokens, **inputs).logits[scored].float()
+                nats = nn.functional.cross_entropy(
+                    logits.flatten(0, -2), labels, ignore_index=IGNORED, reduction="sum"
                 )
-            logits = self.lm(tokens, **told).logits.float().flatten(0, 1)
-        nats = nn.functional.cross_entropy(
-            logits, targets.flatten(), ignore_index=IGNORED, reduction="sum"
-        )
-        return nats, (targets != IGNORED).sum()
+                return nats, (labels != IGNORED).sum()
+            hidden = self.decoder(tokens, **inputs)[0][scored].to(self.dtype)
+            weight = self.lm.get_output_embeddings().weight
+            return self.head.summed_loss(hidden.flatten(0, -2), weight, labels)
 
     def mask(self, bounds: Tensor, B: int, T: int) -> Tensor:
-        """(B, 1, T, T): for torch's attention whether a query may look at a key, for others what is added."""
+        """Return (B, 1, T, T): for torch's attention whether a query may look at a key, for others what is added."""
         allowed = document_mask(bounds, B, T)
         if self.lm.config._attn_implementation == "sdpa":
             return allowed
         return torch.where(allowed, 0.0, torch.finfo(self.dtype).min).to(self.dtype)
 
-    def in_its_type(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
-        """FSDP2 has weights in that type; where there is none, torch's autocast makes them so."""
+    def autocast(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
+        """Return torch's autocast to the dtype, unless FSDP2 gathers weights in it."""
         if self.dtype == torch.float32 or hasattr(self, "reshard"):
             return contextlib.nullcontext()
         return torch.autocast(device.type, self.dtype)
@@ -155,24 +164,26 @@ def build(
 
     logging.disable_progress_bar()
     config = configuration(folder)
-    refuse_attention(config, c)
-    stored = torch.float32 if adapters is None else getattr(torch, c.dtype)
+    dtype = getattr(torch, c.dtype)
+    stored = torch.float32 if adapters is None else dtype
     skeleton, lm = on_meta(config, stored), on_meta(config, stored)
-    if adapters:
-        adapters.join(lm)
-    model = Tuned(lm, getattr(torch, c.dtype), c.activation_checkpointing)
-    if not hasattr(model.decoder, "layers"):
+    refuse_attention(lm, c)
+    if not hasattr(lm.get_decoder(), "layers"):
         raise SettingsError(
             [
-                f"MODEL={c.model}: {type(lm).__name__} has no list of blocks by the name layers; take a "
-                "model of another kind"
+                f"MODEL={c.model}: {type(lm).__name__} has no list of blocks by the name layers. "
+                "Choose a model of another kind."
             ]
         )
+    if adapters:
+        adapters.join(lm)
+    model = Tuned(lm, dtype, c.activation_checkpointing)
     if sharding:
         sharding.split(model)
     model.skipped = weights.load(folder, model.lm, skeleton, stored, device)
     if adapters:
         adapters.fill(model, c, device)
+    refuse_mixing(model, c.model, device)
     return model.train()
 
 
@@ -184,28 +195,52 @@ def on_meta(config: Any, dtype: torch.dtype) -> Any:
         return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
 
 
-def refuse_attention(config: Any, c: Config) -> None:
-    """Raises SettingsError where packed examples would not be kept apart, or what a window holds not be all attended
-    to, as this model would."""
-    text = config.get_text_config()
-    kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
-    if strange := sorted(kinds - {"full_attention", "sliding_attention"}):
+def refuse_attention(lm: Any, config: Config) -> None:
+    """Raise SettingsError where packed examples would not be kept apart."""
+    kinds = getattr(lm.config.get_text_config(), "layer_types", None) or []
+    carries = lm._is_stateful or set(kinds) - {"full_attention", "sliding_attention"}
+    looks_ahead = any(getattr(module, "is_causal", True) is False for module in lm.modules())
+    if carries or looks_ahead:
+        problem = "blocks that carry state from one packed example into the next"
+        if looks_ahead:
+            problem = "attention to later tokens"
         raise SettingsError(
             [
-                f"MODEL={c.model}: its blocks of kind {', '.join(strange)} would carry one packed example "
-                "into the next; take a model whose blocks all attend"
+                f"MODEL={config.model}: {type(lm).__name__} has {problem}. Choose a model in which "
+                "every block has causal attention, such as Llama, Qwen3 or Gemma 3."
             ]
         )
-    width = getattr(text, "sliding_window", None)
-    if (
-        width
-        and width < c.seq_len
-        and ("sliding_attention" in kinds or not hasattr(text, "layer_types"))
-    ):
+
+
+@torch.no_grad()
+def refuse_mixing(model: Tuned, name: str, device: torch.device) -> None:
+    """Raise SettingsError if an example has another loss where one is packed before it.
+
+    A window holds the same example twice. A class that ignores positions, or lets the second look at
+    the first, gives them different losses.
+
+    Args:
+        name: of MODEL.
+    """
+    n = PROBE_TOKENS
+    vocab_size = model.lm.get_input_embeddings().num_embeddings
+    example = torch.arange(1, n + 1, device=device) * (vocab_size // (n + 2))
+    positions = torch.arange(n, device=device).repeat(1, 2)
+    bounds = torch.tensor([0, n, 2 * n], dtype=torch.int32, device=device)
+    nats = []
+    model.eval()
+    for begin in (0, n):
+        targets = torch.full_like(positions, IGNORED)
+        targets[0, begin : begin + n - 1] = example[1:]
+        nats.append(model(example.repeat(1, 2), targets, positions, bounds)[0].item())
+    weights_of(model)  # FSDP2's are split again
+    first, second = nats
+    if abs(second - first) > PROBE_TOLERANCE * first:
         raise SettingsError(
             [
-                f"SEQ_LEN={c.seq_len}: MODEL={c.model} attends to the last {width} tokens only, which is "
-                f"not done here; set SEQ_LEN={width} or less"
+                f"MODEL={name}: {type(model.lm).__name__} cannot keep the examples of a window apart: the "
+                f"same one has a loss of {first:.4f} nats as the first and {second:.4f} as the second. "
+                "Choose a model of another kind, such as Llama, Qwen3 or Gemma 3."
             ]
         )
 
@@ -222,26 +257,11 @@ def shape(folder: Path) -> Mapping[str, Any]:
         "vocab_size": "vocab_size",
         "mlp_dim": "intermediate_size",
     }
-    found = {ours: getattr(config, theirs, None) for ours, theirs in names.items()}
-    return {ours: value for ours, value in found.items() if isinstance(value, int) and value > 0}
+    sizes = {ours: getattr(config, theirs, None) for ours, theirs in names.items()}
+    return {ours: value for ours, value in sizes.items() if isinstance(value, int) and value > 0}
 
 
 def longest(folder: Path) -> int | None:
     """Tokens that the model was made for, where its config.json says so."""
     value = getattr(configuration(folder).get_text_config(), "max_position_embeddings", None)
     return value if isinstance(value, int) and value > 0 else None
-
-
-def fingerprint(folder: Path) -> str:
-    """Of config.json, of what the files hold by name, type and shape, and of SAMPLED bytes in the middle of each: base
-    and tuned weights of one shape differ there. Not all is read, which of hundreds of GB would take minutes."""
-    facts: list[Any] = [
-        read_json(folder / "config.json"),
-        sorted((name, one.dtype, one.shape) for name, one in tensors(folder).items()),
-    ]
-    for path in weight_files(folder):
-        size = path.stat().st_size
-        with open(path, "rb") as file:
-            file.seek(max(0, size - SAMPLED) // 2)
-            facts.append((path.name, size, hashlib.sha256(file.read(SAMPLED)).hexdigest()))
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]

@@ -79,7 +79,7 @@ class Lite:
                 for name, values in whole.items():
                     refuse(name, values, states[name][1])
                 save_file(whole, folder / FILE, metadata={"format": "pt"})
-                with open(folder / CONFIG, "w", encoding="utf-8") as file:
+                with open(folder / CONFIG, "x", encoding="utf-8") as file:
                     json.dump(self.description, file, indent=1)
                 for name in (FILE, CONFIG):
                     with open(folder / name, "rb") as written:
@@ -149,11 +149,11 @@ def compare(path: Path, states: dict[str, Any], begins: dict[str, list[int]], ra
 def read(path: Path, weights: dict[str, nn.Parameter]) -> None:
     """Raises ValueError where the file is not of these adapters."""
     with safe_open(path, framework="pt") as file:
-        held = set(file.keys())
-        if held != (wanted := {in_file(name) for name in weights}):
+        stored = set(file.keys())
+        if stored != (wanted := {in_file(name) for name in weights}):
             raise ValueError(
                 f"{path.name} holds other adapters than LORA_TARGETS asks for: "
-                f"{min(held ^ wanted)} is in one of them only"
+                f"{min(stored ^ wanted)} is in one of them only"
             )
         for name, weight in weights.items():  # all of it, before anything is changed
             refuse(in_file(name), file.get_tensor(in_file(name)), weight.shape)

@@ -44,16 +44,16 @@ class Loader:
 
     def batch(self, step: int, gaps: Sequence[Gap] = ()) -> Batch:
         """Return the batch of the step after `step` committed ones."""
-        found = self.step(step, gaps)
+        step_data = self.step(step, gaps)
         number = step * self.world.size + self.world.rank
         torch.manual_seed(int(key_of(self.config.seed, "dropout", number)) >> 1)
-        micro_batches = [tensors(part, self.world.device) for part in found.micro_batches]
-        return Batch(micro_batches, found.scored, found.windows, found.whole)
+        micro_batches = [tensors(part, self.world.device) for part in step_data.micro_batches]
+        return Batch(micro_batches, step_data.scored, step_data.windows, step_data.whole)
 
     def step(self, step: int, gaps: Sequence[Gap]) -> Step:
-        found = self.batches.step(step, self.world.rank, self.world.size, gaps)
-        if found.scored:
-            return found
+        step_data = self.batches.step(step, self.world.rank, self.world.size, gaps)
+        if step_data.scored:
+            return step_data
         return self.endless.step(step, self.world.rank, self.world.size, gaps)
 
     def blank(self) -> tuple[Tensor, ...]:

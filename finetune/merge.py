@@ -15,7 +15,7 @@ import functools
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from export import card, gguf_file, place, weight_files
 from export.export_command import report, run_export
 from export.stored import Weights
+from export.weight_files import fingerprint, write_json
 from finetune import hf_model, lite, model_folder
 from finetune.adapter import Adapters, adapters_of, in_file
 from finetune.chat_template import ChatTemplate
@@ -54,7 +55,7 @@ def export(config: Config, paths: RunPaths) -> None:
     settings = load_run.settings_of_run(paths, stored)
     config = load_run.settings_for_use(config, settings, ())
     base = model_folder.find(config)
-    if stored["attempts"][0].get("model_fingerprint") != hf_model.fingerprint(base):
+    if stored["attempts"][0].get("model_fingerprint") != fingerprint(base):
         raise ForeignError(
             f"MODEL={config.model}: {show_path(base)} is not the model that was fine-tuned. Restore "
             "its files."
@@ -170,39 +171,39 @@ def merge(
     from transformers.core_model_loading import revert_weight_conversion
 
     skeleton = hf_model.on_meta(hf_model.configuration(base), torch.float32)
-    tied = skeleton.all_tied_weights_keys
     weights = dict(skeleton.named_parameters(remove_duplicate=False))
     weight_of = {}  # tensor in the files -> weight of the class that it is a part of
     for name in names:
         for tensor in revert_weight_conversion(skeleton, {name: weights[name]}):
             weight_of[tensor] = name
+    missing = set(weight_of)
 
     @functools.lru_cache(maxsize=CACHED)
-    def read_tensors(name: str) -> dict[str, Tensor]:
+    def read_trained(name: str) -> dict[str, Tensor]:
         return dict(revert_weight_conversion(skeleton, {name: trained(name)}))
 
-    merged = set()
-
-    def read(file: Any, tensor: str) -> Tensor:
+    def read_merged(file: Any, tensor: str) -> Tensor:
         value: Tensor = file.get_tensor(tensor)
-        own = tensor if tensor in weight_of else tied.get(tensor, "")
+        own = tensor
+        if tensor not in weight_of:  # the files may hold a tied weight under both names
+            own = skeleton.all_tied_weights_keys.get(tensor)
         if own not in weight_of:
             return value
-        merged.add(own)
-        new = read_tensors(weight_of[own])[own]
+        missing.discard(own)
+        new = read_trained(weight_of[own])[own]
         if is_added:
             new = value.float() + new
         return weight_files.check_finite(tensor, new.to(value.dtype))
 
     hashes = {}
     for path in hf_import.weight_files(base):
-        header, tensors = weight_files.read_header(path)
+        header = weight_files.read_header(path)
         with hf_import.open_file(path) as file:
-            values: Iterator[Tensor] = (read(file, tensor) for tensor in tensors)
-            hashes[path.name] = weight_files.write_file(folder / path.name, header, values)
-    if missing := sorted(weight_of.keys() - merged):
+            tensors = (read_merged(file, name) for name in file.offset_keys())
+            hashes[path.name] = weight_files.write_file(folder / path.name, header, tensors)
+    if missing:
         raise ForeignError(
-            f"{show_path(base)}: Its files lack {some(missing)}, which was trained. Restore them."
+            f"{show_path(base)}: Its files lack {some(sorted(missing))}, which was trained. Restore them."
         )
     return hashes
 
@@ -212,27 +213,27 @@ def merge(
 
 def write_stop(folder: Path, template: ChatTemplate) -> None:
     """Make the tokens that end a reply the end-of-sequence tokens of an export."""
-    path = folder / "config.json"
-    config = read_json(path)
     stops = template.stop_ids
-    place.write_json(path, config | {"eos_token_id": stops if len(stops) > 1 else stops[0]})
-    path = folder / "generation_config.json"
+    config = read_json(folder / "config.json")
     generation = {
         key: config[key] for key in ("bos_token_id", "pad_token_id") if config.get(key) is not None
     }
-    if path.is_file():
-        generation = read_json(path)
+    if (folder / "generation_config.json").is_file():
+        generation = read_json(folder / "generation_config.json")
     before = generation.get("eos_token_id", config.get("eos_token_id"))
     if not isinstance(before, list):
-        before = [] if before is None else [before]
-    inside = template.ids_inside_reply()
-    kept = [token for token in before if token not in stops and token not in inside]
-    place.write_json(path, generation | {"eos_token_id": [*stops, *kept]})
-    if not template.writes_eos_token():
-        for name in ("tokenizer_config.json", "special_tokens_map.json"):
-            if (folder / name).is_file():
-                names = read_json(folder / name)
-                place.write_json(folder / name, names | {"eos_token": template.stop_token})
+        before = [before]
+    others = {None, *stops, *template.ids_inside_reply()}
+    ends = [*stops, *(token for token in before if token not in others)]
+    config["eos_token_id"] = stops if len(stops) > 1 else stops[0]
+    write_json(folder / "config.json", config)
+    write_json(folder / "generation_config.json", generation | {"eos_token_id": ends})
+    if template.writes_eos_token():
+        return
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        path = folder / name
+        if path.is_file():
+            write_json(path, read_json(path) | {"eos_token": template.stop_token})
 
 
 def main() -> int:

@@ -9,23 +9,21 @@ seen first, unless @COMMIT names another. Code and pickles are left out. Each fi
 that the Hub gives, and the folder counts once all of them are there.
 """
 
-import contextlib
 import dataclasses
-import fcntl
 import functools
-import hashlib
 import json
 import logging
+import os
 import re
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from export.place import FACTS, exported_step
+from export.place import EARLIER, read_facts
+from export.weight_files import has_hash_of
 from record import number_formats, status
 from record.default_run import require_run
 from record.durable import write_whole
@@ -35,15 +33,17 @@ from settings import ROOT, ExpectedError, SettingsError
 from settings.config import SETTINGS, Config
 from settings.init_from import explain_missing
 from settings.resolve import build_environment, find_explicit, show_path
+from settings.resume import read_run_config
 from settings.tuning_rules import NO_MODEL
 from train.checkpoint.find import committed
-from train.children import end_with_parent
 from train.data.data_paths import data_dir
+from train.data.prepare import one_at_a_time
 from train.data.sources.hub import Again, ask
 from train.data.sources.source import CorpusError
 from train.distributed.world import World, broadcast_object, raise_on_all_ranks
+from train.end_with_parent import end_with_parent
 from train.generate.load_run import check_step, is_about_folder, no_checkpoint
-from train.model.hf_import import ForeignError, read_json, weight_files
+from train.model.hf_import import ForeignError, weight_files
 from train.run_folder import stored_config
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[0-9a-f]{7,40})?")
@@ -60,27 +60,31 @@ log = logging.getLogger(__name__)
 def find(config: Config) -> Path:
     """Return the folder of MODEL if it is here already.
 
+    Of a run of ours that is its export. If RUN_NAME was fine-tuned from an earlier one, it is that.
+
     Raises:
         SettingsError: MODEL names nothing.
         ForeignError: it must be downloaded or exported first.
     """
     if not config.model:
         raise SettingsError([NO_MODEL])
-    if run := run_of(config):
-        if is_exported(run):
-            return run / "export"
-        raise ForeignError(
-            f"MODEL={config.model}: The run has no export yet. `make finetune` makes it."
-        )
     place = ROOT / Path(config.model).expanduser()
+    run = run_of(config)
+    if run:
+        place = run / "export"
+        if not is_exported(run):
+            raise ForeignError(
+                f"MODEL={config.model}: The run has no export yet. `make finetune` makes it."
+            )
     if place.is_dir():
-        return place
+        earlier = place.with_name(f"{EARLIER}{trained_from(config)}")
+        return earlier if place.name == "export" and earlier.is_dir() else place
     if HUB_NAME.fullmatch(config.model):
-        kept = kept_at(config)
-        if (kept / WHOLE).is_file():
-            return kept
+        place = kept_at(config)
+        if (place / WHOLE).is_file():
+            return place
         raise ForeignError(
-            f"MODEL={config.model}: Is not in {show_path(kept)} yet. `make finetune` downloads it."
+            f"MODEL={config.model}: Is not in {show_path(place)} yet. `make finetune` downloads it."
         )
     hint = status.suggest(RunPaths.of(config.runs_dir, config.model, ROOT))
     raise SettingsError(
@@ -90,6 +94,17 @@ def find(config: Config) -> Path:
             "MODEL=models/qwen3-1.7b."
         ]
     )
+
+
+def trained_from(config: Config) -> str:
+    """Return the fingerprint of the model that RUN_NAME was fine-tuned from, "" if it has not begun."""
+    stored = read_run_config(ROOT / config.run_folder / "config.json")
+    attempts = stored.get("attempts") or [{}]
+    return str(attempts[0].get("model_fingerprint", ""))
+
+
+def run_paths(config: Config) -> RunPaths:
+    return RunPaths.of(config.runs_dir, config.run_name, ROOT)
 
 
 def is_here(config: Config) -> bool:
@@ -109,13 +124,11 @@ def bring(config: Config) -> Path:
     Raises SettingsError, ForeignError, CorpusError.
     """
     run = run_of(config)
-    if run:
-        if not is_exported(run):
-            return export_run(RunPaths(run), config)
-        log_step(run, config)
-    elif not is_here(config):
+    if run and not is_exported(run):
+        return export_run(RunPaths(run), config)
+    if not is_here(config):
         target = kept_at(config)
-        with lock(target):
+        with one_at_a_time(target):
             if not (target / WHOLE).is_file():
                 try:
                     download(config, target)
@@ -124,7 +137,10 @@ def bring(config: Config) -> Path:
                         f"MODEL={config.model}: There is no run and no folder of that name here, and "
                         f"on the Hub: {error}"
                     ) from error
-    return find(config)
+    folder = find(config)
+    if run:
+        log_step(run, folder, config)
+    return folder
 
 
 def run_of(config: Config) -> Path | None:
@@ -143,17 +159,13 @@ def kept_at(config: Config) -> Path:
     return data_dir(config) / "models" / config.model.replace("/", "--")
 
 
-def log_step(run: Path, config: Config) -> None:
-    """Say which step of a run is used, and whether there is a newer one.
-
-    An older export is kept: runs that were fine-tuned from it need it to resume.
-    """
-    folder = run / "export"
-    step = exported_step(folder)
+def log_step(run: Path, folder: Path, config: Config) -> None:
+    """Say which step of a run is used, and whether there is a newer one."""
+    step = read_facts(folder).get("step")
     newest = max(committed(run / "checkpoints"), default=None)
     of_step = "" if step is None else f" (step {step})"
     log.info("Loading MODEL=%s from %s%s.", config.model, show_path(folder), of_step)
-    if newest not in (None, step):
+    if newest not in (None, step) and folder.name == "export":
         log.warning(
             "MODEL=%s: There is a newer checkpoint, of step %d. To use it: make export RUN_NAME=%s",
             config.model,
@@ -184,18 +196,17 @@ class Weights:
     @property
     def stop_token(self) -> str:
         """The token that the run ended replies with, "" if the chat template says it."""
-        facts = self.folder / FACTS
-        return str(read_json(facts).get("stop_token", "")) if facts.is_file() else ""
+        return str(read_facts(self.folder).get("stop_token", ""))
 
     @property
     def step(self) -> int | None:
         """Step of the run's checkpoint; None for a folder."""
-        return exported_step(self.folder) if self.settings else None
+        return read_facts(self.folder).get("step") if self.settings else None
 
 
 def stored_settings(config: Config) -> dict[str, Any]:
     """Return the settings of the run that a command is about, {} if INIT_FROM is meant."""
-    stored = stored_config(RunPaths.of(config.runs_dir, config.run_name, ROOT))
+    stored = stored_config(run_paths(config))
     settings: dict[str, Any] = stored.get("settings", {})
     if is_about_folder(config, settings.get("INIT_FROM", ""), find_explicit()):
         return {}
@@ -214,8 +225,7 @@ def open_weights(config: Config) -> Weights:
             raise SettingsError([explain_missing(config.init_from)])
         return Weights(folder)
     require_run(config)
-    paths = RunPaths.of(config.runs_dir, config.run_name, ROOT)
-    return Weights(export_run(paths, config, config.step), settings)
+    return Weights(export_run(run_paths(config), config, config.step), settings)
 
 
 def open_together(config: Config, world: World) -> Weights:
@@ -247,8 +257,8 @@ def export_run(paths: RunPaths, config: Config, step: int | None = None) -> Path
     if wanted is None:
         raise no_checkpoint(paths)
     check_step(wanted, steps, paths.name)
-    with lock(paths.checkpoints):  # whatever DATA_DIR a node has
-        if is_exported(paths.folder) and exported_step(folder) == wanted:
+    with one_at_a_time(paths.checkpoints):  # whatever DATA_DIR a node has
+        if is_exported(paths.folder) and read_facts(folder).get("step") == wanted:
             return folder
         log.info("Exporting step %d of %s to %s.", wanted, paths.name, show_path(folder))
         run_export(paths, config, wanted)
@@ -268,30 +278,28 @@ def run_export(paths: RunPaths, config: Config, step: int) -> None:
     if config.hf_token:
         settings["HF_TOKEN"] = config.hf_token
     with tempfile.NamedTemporaryFile(suffix=".env") as empty:  # in place of .env
-        done = subprocess.run(
+        child = subprocess.Popen(
             [sys.executable, "-m", "export"],
             cwd=ROOT,
             text=True,
-            check=False,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            preexec_fn=functools.partial(end_with_parent, signal.SIGTERM),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            preexec_fn=functools.partial(end_with_parent, signal.SIGTERM, os.getpid()),
             env=build_environment(settings | {"ENV_FILE": empty.name}, without=SETTINGS),
         )
-    if done.returncode:
-        problem = f"{paths.name}: The run cannot be exported: {done.stdout.strip()}"
-        if done.returncode == BAD_SETTING:
+        try:
+            _, remarks = child.communicate()
+        except KeyboardInterrupt:
+            child.terminate()
+            child.wait()  # until it has deleted what it wrote
+            raise
+    if child.returncode:
+        problem = f"{paths.name}: The run cannot be exported: {remarks.strip()}"
+        if child.returncode == BAD_SETTING:
             raise SettingsError([problem])
         raise ForeignError(problem)
-
-
-@contextlib.contextmanager
-def lock(folder: Path) -> Iterator[None]:
-    """Let one process of this machine work on a folder at a time."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "w", encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    for remark in remarks.splitlines():
+        log.warning("%s", remark)
 
 
 # ---- The Hub
@@ -322,7 +330,7 @@ def download(config: Config, target: Path) -> None:
                 name, file.rfilename, revision=info.sha, token=api.token, local_dir=target
             )
         )
-        if not has_hash(path, file):
+        if not has_hash_of(path, file):
             path.unlink()
             raise Again("its hash is not the one that the Hub gives")
 
@@ -332,12 +340,3 @@ def download(config: Config, target: Path) -> None:
     weight_files(target)  # or says which file is not there
     write_whole(target / WHOLE, json.dumps({"commit": info.sha}).encode())
     log.info("MODEL=%s: commit %s in %s", config.model, info.sha, show_path(target))
-
-
-def has_hash(path: Path, known: Any) -> bool:
-    """Tell whether a file has the Hub's hash: sha256 of large files, that of git of others."""
-    with open(path, "rb") as file:
-        if known.lfs:
-            return bool(hashlib.file_digest(file, "sha256").hexdigest() == known.lfs.sha256)
-        content = file.read()
-    return bool(hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest() == known.blob_id)

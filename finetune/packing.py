@@ -63,7 +63,7 @@ class Packing:
 
 def best_fit(sizes: np.ndarray, capacity: int) -> np.ndarray:
     """(n,) int64: the window that each size goes into, in turn: the fullest with room, of equals the last filled."""
-    found = np.empty(len(sizes), dtype=np.int64)
+    window_of = np.empty(len(sizes), dtype=np.int64)
     open_with: list[list[int]] = [[] for _ in range(capacity + 1)]  # by the room that is left
     rooms, windows = 0, 0  # rooms: bit r is set where there is a window with room r
     for i, size in enumerate(sizes.tolist()):
@@ -77,5 +77,5 @@ def best_fit(sizes: np.ndarray, capacity: int) -> np.ndarray:
         if left := room - size:
             open_with[left].append(window)
             rooms |= 1 << left
-        found[i] = window
-    return found
+        window_of[i] = window
+    return window_of

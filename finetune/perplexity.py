@@ -89,9 +89,7 @@ class Evaluator:
 
 
 def perplexity(nats: float, scored: int) -> float:
-    """exp of the mean loss of the scored tokens; inf where that is beyond any number. Raises ValueError for none."""
-    if scored < 1:
-        raise ValueError("no token was scored")
+    """Return exp of the mean loss of the scored tokens; inf where that is beyond any number."""
     try:
         return math.exp(nats / scored)
     except OverflowError:

@@ -42,7 +42,7 @@ def preview(
     borders = [0, *(np.flatnonzero(scored[1:] != scored[:-1]) + 1).tolist(), len(ids)]
     for begin, end in itertools.pairwise(borders):
         text = text_between(ids.tolist(), begin, end, decode)
-        text = shorten(CONTROL.sub(lambda match: repr(match[0])[1:-1], text))
+        text = clean(text)
         if color:
             text = f"{SCORED if scored[begin] else DIM}{text}{PLAIN}"
         elif scored[begin]:
@@ -62,7 +62,9 @@ def text_between(
     return decode(ids[begin:end])
 
 
-def shorten(text: str) -> str:
+def clean(text: str) -> str:
+    """Return a text that a terminal can show: control characters as escapes, and only its ends if it is long."""
+    text = CONTROL.sub(lambda match: repr(match[0])[1:-1], text)
     left_out = len(text) - LONGEST
     if left_out <= 0:
         return text

@@ -42,19 +42,25 @@ SYSTEM = ("system", "system_prompt")
 ADDED = ("input", "context")  # follows the question
 INDEX = ("answer_idx", "answer_index")
 OF_PAIRS = (*ADDED, "history")
-THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # as chat templates name them
+THOUGHT_COLUMNS = (*THOUGHTS, "thought", "complex_cot", "chain_of_thought", "cot")
 TOOLS = ("tools", "functions")
-WEIGHTS = (
-    "weight",
-    "train",
-    "training",
-    "trainable",
-    "loss",
-    "loss_mask",
-)  # 0 or false: not learned
+# 0 or false: not learned.
+WEIGHTS = ("weight", "loss_weight", "train", "training", "trainable", "loss", "loss_mask")
+MASKS = ("mask", "masked", "ignore")  # some data set them for what is learned, some for what is not
+RENDERING = "chat_template_kwargs"  # which TRL passes on
 PREFERENCES = ("chosen", "rejected", "label")
 MEDIA = ("image", "images", "audio", "audios", "video", "videos")
-OF_ROWS = (*SYSTEM, *THOUGHTS, *TOOLS, *WEIGHTS, *PREFERENCES, *MEDIA)
+OF_ROWS = (
+    *SYSTEM,
+    *THOUGHT_COLUMNS,
+    *TOOLS,
+    *WEIGHTS,
+    *MASKS,
+    *PREFERENCES,
+    *MEDIA,
+    RENDERING,
+)
 COLUMNS = {*itertools.chain(*SHAPES.values()), *OF_PAIRS, *INDEX, *OF_ROWS}
 
 ROLES = {
@@ -93,7 +99,7 @@ LABELS = string.ascii_uppercase
 REASONS = {
     "shape": f"columns that are not those of a conversation. Rename them; accepted are {ACCEPTED}",
     "type": "a value of another type than is read. Write messages as a list of objects with role and "
-    "content, and content as text",
+    "content, also as JSON in a string, and content as text",
     "role": "a role that is not known. Use system, user, assistant or tool",
     "order": "messages out of order. Put the system message first, then user and assistant in turn, "
     "and results of tools after the reply that calls them",
@@ -103,8 +109,10 @@ REASONS = {
     "as a list of calls with name and arguments, both also as JSON in a string",
     "thoughts": "thoughts of the row, which has several replies. Move them into the message that they "
     "precede, as reasoning_content",
-    "weight": "a weight other than 0 and 1. Use 1 for what is learned and 0 for what is not, "
-    "or rename the column",
+    "weight": "a weight other than 0 and 1, or a mask, which can mean both. Use weight 1 for what is "
+    "learned and 0 for what is not, or rename the column",
+    "rendering": "options of the chat template, which are not passed on. Remove the column "
+    f"{RENDERING}",
     "unlearned": "nothing to learn, since every weight is 0. Remove the row",
     "preference": "preferences (DPO or KTO), which are not learned here. Keep the good replies as "
     "completion, and remove the other rows and the columns chosen, rejected and label",
@@ -189,9 +197,7 @@ def read_row(row: Row) -> Conversation:
     replies = sum(message["role"] == "assistant" for message in messages)
     if len(unlearned) == replies:
         raise Unfit("unlearned", f"the weight of its {replies} replies is 0")
-    for name in row.keys() - used:
-        if is_given(row[name]):
-            unread.add(name)
+    unread |= pick(row, row.keys() - used).keys()
     return Conversation(
         messages,
         read_tools(row),
@@ -221,13 +227,14 @@ def check_kind(row: Row, columns: tuple[str, ...]) -> None:
         raise Unfit("preference", "it has rejected")
     if row.get("label") in (0, 1):  # of Python, also False and True
         raise Unfit("preference", f"it has label = {row['label']}")
+    if is_given(row.get(RENDERING)):
+        raise Unfit("rendering", f"it has {RENDERING} = {show(row[RENDERING])}")
     check_media(row, "it")
 
 
 def check_media(value: Row, where: str) -> None:
-    for name in MEDIA:
-        if is_given(value.get(name)):
-            raise Unfit("media", f"{where} has {name}")
+    for name in pick(value, MEDIA):
+        raise Unfit("media", f"{where} has {name}")
 
 
 def is_given(value: Any) -> bool:
@@ -235,15 +242,18 @@ def is_given(value: Any) -> bool:
     return value not in (None, "", [], {})
 
 
+def pick(row: Row, names: Iterable[str]) -> Row:
+    """Return what a row has under these names."""
+    return {name: row[name] for name in names if is_given(row.get(name))}
+
+
 def is_learned(value: Row, where: str) -> bool:
-    """Tell whether a message or a row is learned. Raises Unfit for a weight other than 0 and 1."""
-    weights = []
-    for name in WEIGHTS:
-        if is_given(value.get(name)):
-            weights.append(value[name])
-            if value[name] not in (0, 1):
-                raise Unfit("weight", f"{where} has {name} = {show(value[name])}")
-    return all(weights)
+    """Tell whether a message or a row is learned. Raises Unfit if that is not clear."""
+    weights = pick(value, (*WEIGHTS, *MASKS))
+    for name, weight in weights.items():
+        if name in MASKS or weight not in (0, 1):
+            raise Unfit("weight", f"{where} has {name} = {show(weight)}")
+    return all(weights.values())
 
 
 # ---- Shapes
@@ -255,17 +265,16 @@ def read_pair(row: Row, columns: tuple[str, ...], unread: set[str]) -> list[Mess
     messages = read_history(row)
     for role, name in (("user", asked), ("assistant", answered)):
         value, where = row[name], f"column {name!r}"
-        if isinstance(value, list) and all(isinstance(part, dict) for part in value):
+        if isinstance(value, list) and value and all(isinstance(part, dict) for part in value):
             messages += read_messages(value, where, unread)
         else:
             messages.append(make(role, read_text(value, where)))
         if name != asked:
             continue
-        for added in ADDED:
-            if added != asked and is_given(row.get(added)):
-                text = read_text(row[added], f"column {added!r}")
-                if text.strip():
-                    messages[-1]["content"] += f"\n\n{text}"
+        for added, more in pick(row, ADDED).items():
+            text = read_text(more, f"column {added!r}")
+            if text.strip() and added != asked:
+                messages[-1]["content"] += f"\n\n{text}"
     return messages
 
 
@@ -300,17 +309,17 @@ def read_choice(row: Row, columns: tuple[str, ...]) -> tuple[list[Message], tupl
         answer = row.get(name)
         if answer is None:
             continue
-        found = [label for label, text in options.items() if text == answer]
+        right_labels = [label for label, text in options.items() if text == answer]
         if type(answer) is int and 0 <= answer < len(labels):
-            found = [labels[answer]]
-        elif not found and answer in options:
-            found = [answer]
-        if len(found) != 1:
-            which = " and ".join(found) or "none of the options"
+            right_labels = [labels[answer]]
+        elif not right_labels and isinstance(answer, str) and answer in options:
+            right_labels = [answer]
+        if len(right_labels) != 1:
+            which = " and ".join(right_labels) or "none of the options"
             raise Unfit("options", f"{name} = {show(answer)} is {which}")
-        if right and found[0] != right:
-            raise Unfit("options", f"{answered} is {right}, but {name} is {found[0]}")
-        right = found[0]
+        if right and right_labels[0] != right:
+            raise Unfit("options", f"{answered} is {right}, but {name} is {right_labels[0]}")
+        right = right_labels[0]
     lines = {label: f"{label}. {text}" for label, text in options.items()}
     question = "\n".join([read_text(row["question"], "column 'question'"), *lines.values()])
     return [make("user", question), make("assistant", lines[right])], tuple(lines.values())
@@ -319,7 +328,10 @@ def read_choice(row: Row, columns: tuple[str, ...]) -> tuple[list[Message], tupl
 def read_options(value: Any, where: str) -> dict[str, str]:
     """Return label -> text. A null is none, since Parquet has all labels in every row."""
     if isinstance(value, dict) and {*value} == {"text", "label"}:  # ARC
-        value = dict(zip(value["label"], value["text"], strict=False))
+        lists = (value["label"], value["text"])
+        if not all(isinstance(one, list) for one in lists):
+            raise Unfit("type", f"{where} is {show(value)}, without lists of labels and texts")
+        value = dict(zip(map(str, lists[0]), lists[1], strict=False))
     if isinstance(value, list) and len(value) <= len(LABELS):
         value = dict(zip(LABELS, value, strict=False))
     if not isinstance(value, dict) or not value:
@@ -329,23 +341,19 @@ def read_options(value: Any, where: str) -> dict[str, str]:
 
 
 def add_system(row: Row, messages: list[Message]) -> None:
-    for name in SYSTEM:
-        if not is_given(row.get(name)):
-            continue
+    for name, text in pick(row, SYSTEM).items():
         if messages and messages[0]["role"] == "system":
             raise Unfit("order", f"a {name} column, and a system message as well")
-        messages.insert(0, make("system", read_text(row[name], f"column {name!r}")))
+        messages.insert(0, make("system", read_text(text, f"column {name!r}")))
 
 
 def add_thoughts(row: Row, messages: list[Message]) -> None:
     """Thoughts in a column of their own belong to the only reply."""
     replies = [message for message in messages if message["role"] == "assistant"]
-    for name in THOUGHTS:
-        if not is_given(row.get(name)):
-            continue
+    for name, thoughts in pick(row, THOUGHT_COLUMNS).items():
         if len(replies) != 1 or "reasoning_content" in replies[0]:
             raise Unfit("thoughts", f"it has {name} and {len(replies)} replies")
-        replies[0]["reasoning_content"] = read_text(row[name], f"column {name!r}")
+        replies[0]["reasoning_content"] = read_text(thoughts, f"column {name!r}")
 
 
 def read_tools(row: Row) -> list[dict[str, Any]] | None:
@@ -407,25 +415,24 @@ def read_message(value: Any, where: str, unread: set[str]) -> Message:
         given["tool_calls"] = given.pop(text_key, "")
 
     message = make(ROLES[spelled], "")
-    calls = [given[name] for name in CALLS if is_given(given.get(name))]
-    if text_key in given or not calls:
-        message["content"] = read_content(given.get(text_key), where, message)
-    used = {role_key, text_key, *WEIGHTS}
+    if text_key in given:
+        message["content"] = read_content(given[text_key], where, message)
+    used = {role_key, text_key}
     if message["role"] == "assistant":
-        used |= {*THOUGHTS, *CALLS}
-        for name in THOUGHTS:
-            if is_given(given.get(name)):
-                message["reasoning_content"] = read_text(given[name], where)
-        for call in calls:
-            message["tool_calls"] = read_calls(call, where)
+        used |= {*THOUGHT_COLUMNS, *CALLS, *WEIGHTS}
+        for thoughts in pick(given, THOUGHT_COLUMNS).values():
+            message["reasoning_content"] = read_text(thoughts, where)
+        for calls in pick(given, CALLS).values():
+            message["tool_calls"] = read_calls(calls, where)
         if not is_learned(given, where):
             message[UNLEARNED] = True
+    else:
+        used |= {name for name in WEIGHTS if not given.get(name)}  # it is not learned anyway
     if message["role"] == "tool":
         used |= {*OF_RESULTS}
         message |= {name: given[name] for name in OF_RESULTS if name in given}
-    for name in given.keys() - used:
-        if is_given(given[name]):
-            unread.add(f"{name} of messages")
+    for name in pick(given, given.keys() - used):
+        unread.add(f"{name} of {message['role']} messages")
     return message
 
 
@@ -475,7 +482,7 @@ def parse(value: Any) -> Any:
         return value
     try:
         return json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return value
 
 

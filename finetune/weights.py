@@ -54,12 +54,12 @@ def load(
         if name in own:
             put(skeleton, name, own[name])
     with opened(folder) as slices:
-        found = convert(folder, skeleton, slices, dtype, device)
-    missing = sorted(found.missing_keys)
-    for name, why in found.conversion_errors.items():
+        report = convert(folder, skeleton, slices, dtype, device)
+    missing = sorted(report.missing_keys)
+    for name, why in report.conversion_errors.items():
         if any(words in why for words in NO_MEMORY):  # the files are as they should be
             raise MemoryError(f"{name}: {reason(why)}")
-    if missing or found.mismatched_keys or found.conversion_errors:
+    if missing or report.mismatched_keys or report.conversion_errors:
         raise ForeignError(
             f"{show_path(folder)}: "
             + "; ".join(
@@ -67,11 +67,11 @@ def load(
                     *([f"its files lack {hf_import.some(missing)}"] if missing else []),
                     *(
                         f"{name} has the shape {tuple(theirs)}, and config.json asks for {tuple(ours)}"
-                        for name, theirs, ours in sorted(found.mismatched_keys, key=str)[:3]
+                        for name, theirs, ours in sorted(report.mismatched_keys, key=str)[:3]
                     ),
                     *(
                         f"{name} cannot be made of what is in its files ({reason(why)})"
-                        for name, why in sorted(found.conversion_errors.items())[:3]
+                        for name, why in sorted(report.conversion_errors.items())[:3]
                     ),
                 ]
             )
@@ -89,7 +89,7 @@ def load(
                     id(value), nn.Parameter(value.detach(), weight.requires_grad)
                 )
             put(model, name, value)
-    return patterns(found.unexpected_keys)
+    return patterns(report.unexpected_keys)
 
 
 def convert(
@@ -111,31 +111,31 @@ def convert(
         weight_mapping=mapping,
     )
     try:
-        found, _ = convert_and_load_state_dict_in_model(skeleton, slices, how)
+        report, _ = convert_and_load_state_dict_in_model(skeleton, slices, how)
     except (SafetensorError, OSError) as error:
         raise ForeignError(
             f"{show_path(folder)}: cannot be read ({error}); get it again"
         ) from error
-    for name in without_rows(skeleton) & (found.missing_keys | found.conversion_errors.keys()):
+    for name in without_rows(skeleton) & (report.missing_keys | report.conversion_errors.keys()):
         nothing: Any = nn.Parameter(torch.empty_like(skeleton.get_parameter(name), device=device))
         nothing._is_hf_initialized = (
             True  # else it draws its first values, together with others that do not
         )
         put(skeleton, name, nothing)
-        found.missing_keys.discard(name)
-        found.conversion_errors.pop(name, None)
-    missing = set(found.missing_keys)
-    skeleton.mark_tied_weights_as_initialized(found)
-    found.missing_keys = missing - {
+        report.missing_keys.discard(name)
+        report.conversion_errors.pop(name, None)
+    missing = set(report.missing_keys)
+    skeleton.mark_tied_weights_as_initialized(report)
+    report.missing_keys = missing - {
         name for name, target in skeleton.all_tied_weights_keys.items() if target not in missing
     }
     if (
-        not found.missing_keys
+        not report.missing_keys
     ):  # what is in no file is computed: angles of rotary embeddings, and tied weights
         skeleton._move_missing_keys_from_meta_to_device(set(), how.device_map, None, None)
         skeleton._initialize_missing_keys(False)
         skeleton.tie_weights(missing_keys=missing, recompute_mapping=False)
-    return found
+    return report
 
 
 def without_rows(skeleton: Any) -> set[str]:
@@ -198,8 +198,8 @@ def patterns(names: Any) -> list[str]:
     """Names with their layer's parts counted, as `model.layers.46 (10 tensors)`."""
     counted: dict[str, int] = {}
     for name in sorted(names):
-        found = NUMBERS.search(name)
-        part = name[: found.end()] if found else name
+        match = NUMBERS.search(name)
+        part = name[: match.end()] if match else name
         counted[part] = counted.get(part, 0) + 1
     return [
         f"{part} ({number} tensor{'s' if number > 1 else ''})" for part, number in counted.items()

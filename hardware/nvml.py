@@ -59,8 +59,8 @@ def start() -> str:
         problem = f"the NVIDIA driver does not answer ({error}); nvidia-smi shows whether it works"
         if error.value == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
             problem = (
-                "no NVIDIA driver here (libnvidia-ml.so.1 cannot be loaded), so there is nothing to "
-                "sample; start a container with its GPUs, for example docker run --gpus all"
+                "no NVIDIA driver here (libnvidia-ml.so.1 cannot be loaded); start a container with "
+                "its GPUs, for example docker run --gpus all"
             )
         raise Unavailable(problem) from None
 

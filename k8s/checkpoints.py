@@ -16,6 +16,9 @@ from k8s.cluster.words import short_time, table
 from record import number_formats
 from record.regular_file import open_inside
 from record.run_paths import RunPaths, step_of_checkpoint
+from settings.json_file import read_whole
+from settings.resume import read_run_config
+from train.checkpoint.identity import Identity
 from train.checkpoint.manifest import DAMAGE, CheckpointError, OtherFormat, parse_manifest, verify
 
 ASIDE = {
@@ -117,7 +120,9 @@ def parsed(text: str) -> tuple[list[Checkpoint], float]:
 
 
 def here(paths: RunPaths, hashes: bool = True) -> list[Checkpoint]:
-    """All in the run's folder on this machine, oldest first, hashes checked."""
+    """All in the run's folder on this machine, oldest first, hashes checked. Raises RunConfigError."""
+    stored = read_run_config(paths.config)
+    identity = Identity.read(stored, {})
     found = []
     folders = (
         [path for path in paths.checkpoints.iterdir() if path.is_dir()]
@@ -131,10 +136,12 @@ def here(paths: RunPaths, hashes: bool = True) -> list[Checkpoint]:
         )
         try:
             with open_inside(folder, "MANIFEST.json") as file:
-                content = file.read()
+                content = read_whole(file)
         except OSError:
             content = b""
         one = judged(folder.name, files, written, content)
+        if stored and not one.wrong and not identity.is_mine(one.manifest):
+            one.wrong = "of another run"
         if hashes and not one.wrong:
             one.wrong = damage_of(folder)
         found.append(one)

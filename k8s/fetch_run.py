@@ -29,6 +29,7 @@ from k8s.transfer import Meter, Vanished
 from record import locks, number_formats
 from record.durable import flush_folder, write_whole
 from record.run_paths import RunPaths, list_checkpoints, name_checkpoint
+from settings.json_file import read_small
 from settings.resolve import show_path
 from train.checkpoint.manifest import CheckpointError, describe, load_manifest
 
@@ -63,7 +64,7 @@ class Record:
     def __init__(self, paths: RunPaths, origin: dict[str, str]):
         self.path, self.origin = paths.folder / RECORD, origin
         try:
-            self.content: dict[str, Any] = json.loads(self.path.read_text(encoding="utf-8"))
+            self.content: dict[str, Any] = json.loads(read_small(self.path))
             self.files: dict[str, dict[str, Any]] = self.content["files"]
             self.steps: list[str] = self.content["checkpoints"]
         except (OSError, ValueError, KeyError, TypeError):
@@ -302,6 +303,7 @@ def fetch_file(volume: Volume, file: File, paths: RunPaths, record: Record, mete
         and record.is_brought(file.name, final)
     ):
         partial.parent.mkdir(parents=True, exist_ok=True)
+        partial.unlink(missing_ok=True)  # a link that leads nowhere
         shutil.copyfile(final, partial)
     if partial.exists() and file.size > transfer.SMALL:
         meter.done += min(partial.stat().st_size, file.size)

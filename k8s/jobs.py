@@ -1,6 +1,6 @@
 """The targets that look after a run wherever it is: on this machine, or as a Job in a cluster (where.py decides).
 
-    python -m k8s.jobs status|logs|attach|stop|restart|describe|checkpoints|fetch-run|plots
+    python -m k8s.jobs status|logs|attach|stop|restart|describe|checkpoints|fetch-run|plots|bad-nodes|clear-bad-nodes
 
 Nothing here deletes a run, a volume or a Secret: stop takes away the Job, whose pods save before they leave. Exit
 codes: those of README.md; status has the code that ended a Job that failed.
@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from types import FrameType
 
 from k8s import checkpoints, describe, fetch_run, logs
@@ -33,14 +34,17 @@ from k8s.cluster.target import (
     target_of,
     tunes,
 )
-from k8s.cluster.volume import Volume, say
+from k8s.cluster.volume import BAD_NODES_AT, Volume, say
 from k8s.cluster.where import Place, decide, refuse_dry_run
 from record import status
+from record.bad_nodes import CLEAR_COMMAND, BadNode
 from record.default_run import choose_run
+from record.durable import make_printable
 from record.regular_file import limit_silence
 from record.run_paths import RunPaths
 from settings import ROOT, SettingsError, explain_error
 from settings.json_file import read_object
+from settings.resolve import show_path
 
 COMMANDS = (
     "status",
@@ -52,6 +56,8 @@ COMMANDS = (
     "checkpoints",
     "fetch-run",
     "plots",
+    "bad-nodes",
+    "clear-bad-nodes",
 )
 NAMED = ("restart", "fetch-run")  # the run whose settings are given
 LEAVE_S = 60  # beyond the grace period, for the cluster to take pods away
@@ -78,8 +84,13 @@ def in_cluster(command: str, place: Place) -> int:
         return restart(place, target)
     if command == "describe":
         return describe.of_cluster(place, target)
-    with Volume(place, target) as volume:
-        if command == "plots":
+    with Volume(place, target, writes=command == "clear-bad-nodes") as volume:
+        if command == "bad-nodes":
+            text = describe_bad_nodes(volume.bad_nodes())
+        elif command == "clear-bad-nodes":
+            volume.ask("sh", "-c", CLEAR_COMMAND, "sh", BAD_NODES_AT)
+            text = "The list of bad nodes is empty. Pods still check every node that they start on."
+        elif command == "plots":
             text = fetch_run.fetch(volume, place.paths, None, weights=False)
         elif command == "fetch-run":
             text = fetch_run.fetch(volume, place.paths, place.config.step)
@@ -94,6 +105,16 @@ def in_cluster(command: str, place: Place) -> int:
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
     return draw([str(place.paths.folder)]) if command == "plots" else 0
+
+
+def describe_bad_nodes(nodes: list[BadNode]) -> str:
+    if not nodes:
+        return "No node is listed as bad."
+    rows = [("NODE", "FOUND", "REASON")]
+    for node in nodes:
+        ago = words.short_time(time.time() - node.found_at)
+        rows.append((node.name, f"{ago} ago", words.one_line(make_printable(node.reason))))
+    return "\n".join(words.table(rows))
 
 
 def draw(folders: list[str]) -> int:
@@ -347,6 +368,8 @@ def here(command: str, place: Place) -> int:
             f"run {paths.name} {there}: there is nothing to fetch; for one of the cluster add its "
             "RUN_NAME, and WHERE=cluster if somebody else has sent it",
         )
+    if command in ("bad-nodes", "clear-bad-nodes"):
+        raise Refused(78, "only the pods of a cluster list bad nodes; add WHERE=cluster for them")
     if not paths.folder.is_dir():
         say(status.explain_missing(paths))
         return 78
@@ -357,8 +380,12 @@ def here(command: str, place: Place) -> int:
         code, text = describe.of_here(paths)
         (sys.stderr if code else sys.stdout).write(text + "\n")
         return code
-    with limit_silence(paths.checkpoints, place.config.start_timeout_s):
-        found = checkpoints.here(paths)
+    try:
+        with limit_silence(paths.checkpoints, place.config.start_timeout_s):
+            found = checkpoints.here(paths)
+    except OSError as error:
+        where = show_path(Path(error.filename or paths.checkpoints))
+        raise Refused(78, f"{where}: cannot be read ({error.strerror})") from None
     sys.stdout.write(
         (
             checkpoints.listing(found, "whole, all hashes hold")

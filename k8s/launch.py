@@ -27,9 +27,13 @@ from k8s.cluster.image_ref import image_of
 from k8s.cluster.job_spec import cluster_config
 from k8s.cluster.kubectl import BAD_SETTING, UNAVAILABLE, Context, Refused, keeping_to, reach
 from k8s.cluster.preflight import Found, check, claim_bytes
-from k8s.cluster.render import claim, objects, render
+from k8s.cluster.render import avoid, claim, objects, render
 from k8s.cluster.standing import Standing, of_another_run, of_kind, standing
+from k8s.cluster.target import Target
+from k8s.cluster.volume import Volume
 from k8s.cluster.where import SENT, Place, look, read_sent, refuse_dry_run
+from plan.planner import Plan
+from record.durable import write_whole
 from record.run_paths import RunPaths
 from settings import ROOT, SettingsError, explain_error
 from settings.config import Config
@@ -38,6 +42,7 @@ from settings.terminal import complain
 
 PLACE_S = 60.0  # a launch waits so long for its pods to have nodes
 FIT_S = 120.0  # so long it does in each try with WAIT=1
+BAD_NODES_S = 30.0  # a launch waits so long for a pod to read the list of bad nodes through
 WAIT_MINUTES = 3.0  # between such tries
 TOLD_TO_STOP = 143
 
@@ -172,7 +177,7 @@ def send_there(command: str, order: Order, missing: list[str]) -> int:
     tell_plan(order, p)
     for text in (*order.notes, *found.remarks):
         remark(text)
-    return carry_out(order, found, stands, p.step_s)
+    return carry_out(order, found, stands, p)
 
 
 def stand(order: Order, found: Found) -> Standing:
@@ -208,13 +213,13 @@ def check_place(order: Order) -> None:
         )
 
 
-def planned(order: Order, found: Found) -> launch_plan.Plan:
+def planned(order: Order, found: Found) -> Plan | None:
     """What it will cost; what of that cannot be is among what is found."""
     c = order.c.replace(data_stream="0") if order.data else order.c
-    p = launch_plan.NONE if c.model else launch_plan.plan(c)
+    p = launch_plan.plan(c)
     has_bytes = claim_bytes(found.claim) if found.claim else None
     said = (
-        launch_plan.too_large(c, p.disk_bytes, has_bytes)
+        launch_plan.too_large(c, p, has_bytes)
         if order.data
         else launch_plan.findings(c, p, has_bytes)
     )
@@ -227,7 +232,7 @@ def planned(order: Order, found: Found) -> launch_plan.Plan:
     return p
 
 
-def tell_plan(order: Order, p: launch_plan.Plan) -> None:
+def tell_plan(order: Order, p: Plan | None) -> None:
     if order.data:
         c = order.c.replace(data_stream="0")
         say(
@@ -242,7 +247,7 @@ def tell_plan(order: Order, p: launch_plan.Plan) -> None:
 # ---------------------------------------------------------------------------------------------------
 
 
-def carry_out(order: Order, found: Found, stands: Standing, step_s: float | None) -> int:
+def carry_out(order: Order, found: Found, stands: Standing, plan: Plan | None) -> int:
     """Secret, volume and manifests; then where the pods are. Returns an exit code."""
     c = order.c
     if sent := secret.send(c, order.namespace):
@@ -251,6 +256,8 @@ def carry_out(order: Order, found: Found, stands: Standing, step_s: float | None
         apply.apply_claim(claim(c), order.namespace)
         say(f"VOLUME={c.volume} of {c.volume_gb} GiB is made; no target ever deletes it")
     with told_by_signals():
+        if found.claim is not None and c.device != "cpu" and not order.data:
+            order = avoid_bad_nodes(order)
         make_way(order, stands)
         placed = gather(order) if c.wait else once(order)
     if not order.data:
@@ -276,10 +283,27 @@ def carry_out(order: Order, found: Found, stands: Standing, step_s: float | None
     waits = placed.all_have_nodes and not placed.all_run
     if waits and (said := placement.warnings(placed, order.job, order.namespace)):
         say(f"the cluster's last complaint: {said}")
-    if across := placement.across_sites(placed, nodes, c, step_s):
+    if across := placement.across_sites(placed, nodes, c, plan):
         say(across)
     say(next_steps(order))
     return 0
+
+
+def avoid_bad_nodes(order: Order) -> Order:
+    """Leave out the nodes that pods have listed as bad. They are in no hash: the same settings stay the same Job."""
+    place = Place(True, order.c, order.run, frozenset(), {})
+    target = Target("", order.namespace, order.job)
+    try:
+        with Volume(place, target, BAD_NODES_S, told=False) as volume:
+            nodes = [node.name for node in volume.bad_nodes()]
+    except Refused as refused:
+        remark(f"bad nodes are left to the pods, which refuse them: {refused.sentence}")
+        return order
+    if nodes:
+        say(
+            f"no pod goes to {', '.join(nodes)}: make bad-nodes says why, make clear-bad-nodes allows it"
+        )
+    return dataclasses.replace(order, text=avoid(order.text, nodes))
 
 
 def make_way(order: Order, stands: Standing) -> None:
@@ -424,10 +448,7 @@ def write_sent(order: Order) -> None:
         "sent": int(time.time()),
     } | by
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
-        temporary.write_text(json.dumps(note, indent=1) + "\n")
-        os.replace(temporary, path)
+        write_whole(path, f"{json.dumps(note, indent=1)}\n".encode())
     except OSError as error:
         remark(
             f"{path}: cannot be written ({error.strerror}), so say WHERE=cluster to the commands that look after "

@@ -1,11 +1,13 @@
 """make logs and make attach: of a pod while there is one, else of the files of its node, on the volume or here."""
 
 import io
+import itertools
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from io import BufferedReader
 from pathlib import Path
 
 from k8s.cluster import log_lines, overview
@@ -25,11 +27,13 @@ from k8s.cluster.volume import Volume, say
 from k8s.cluster.where import Place
 from k8s.cluster.words import trouble
 from record import locks
+from record.regular_file import open_regular
 from record.run_paths import RunPaths
 from settings.config import Config
 from settings.resolve import show_path
 
 POLL_S = 0.5
+MOST_BYTES = 2**20  # of a log that are read at once
 
 # Of the run's folder: the log of a node, else what else there is of it; and all logs, each behind its name. That of
 # node 0 is the same as train.log. A node that is a site of its own has a folder of its own.
@@ -212,7 +216,7 @@ def of_here(place: Place, follow: bool) -> int:
             line
             for path in files
             if path.exists()
-            for line in [f"==> {path.relative_to(paths.folder)} <==\n", *read(path)]
+            for line in itertools.chain([f"==> {path.relative_to(paths.folder)} <==\n"], read(path))
         )
         if not show(marked, "errors"):
             say_no_errors("errors", f"the logs in {show_path(paths.folder)}")
@@ -244,9 +248,21 @@ def node_of(config: Config) -> int:
     return config.node_rank
 
 
+def open_log(path: Path) -> BufferedReader:
+    try:
+        return open_regular(path)
+    except OSError as error:
+        raise Refused(78, f"{show_path(path)}: cannot be read ({error.strerror})") from None
+
+
 def read(path: Path) -> Iterator[str]:
-    with open(path, encoding="utf-8", errors="replace") as file:
-        yield from file
+    """Yield the lines of a log, a very long one in pieces."""
+    with (
+        open_log(path) as file,
+        io.TextIOWrapper(file, encoding="utf-8", errors="replace") as text,
+    ):
+        while line := text.readline(MOST_BYTES):
+            yield line
 
 
 def followed(candidates: Sequence[Path], paths: RunPaths) -> Iterator[str]:
@@ -261,13 +277,21 @@ def followed(candidates: Sequence[Path], paths: RunPaths) -> Iterator[str]:
         first = next((each for each in candidates if each.exists()), None)
         if first != path:
             path, position = first, 0
+        has_more = False
         if path:
-            with open(path, "rb") as file:
+            with open_log(path) as file:
                 file.seek(position)
-                content = file.read()
-            complete = len(content) if over else content.rfind(b"\n") + 1
-            position += complete
-            yield from io.StringIO(content[:complete].decode(errors="replace"), newline=None)
+                content = file.read(MOST_BYTES)
+            has_more = len(content) == MOST_BYTES
+            shown = content.rfind(b"\n") + 1
+            if has_more:
+                shown = shown or len(content)  # a very long line in pieces
+            elif over:
+                shown = len(content)
+            position += shown
+            yield from io.StringIO(content[:shown].decode(errors="replace"), newline=None)
+        if has_more:
+            continue
         if over:
             return
         time.sleep(POLL_S)

@@ -20,6 +20,7 @@ from pathlib import Path
 from k8s.cluster.kubectl import Refused
 from k8s.cluster.volume import Volume
 from record import number_formats
+from record.regular_file import only_regular
 
 PIECE = 2**20
 SMALL = 2**20  # bytes up to which content and hash come in one answer
@@ -84,7 +85,7 @@ def bring(volume: Volume, remote: str, size: int, partial: Path, meter: Meter) -
             )
         time.sleep(PAUSE_S * 2 ** max(0, failures - 1))
         volume.lost()
-    with open(partial, "ab") as file:
+    with open(partial, "ab", opener=only_regular) as file:
         if file.tell() > size:
             file.truncate(size)
         file.flush()
@@ -97,7 +98,7 @@ def part(
     """Add what comes of `count` bytes from an offset on. Returns how many came, and what kubectl complained of."""
     pod, container = volume.place()
     got = 0
-    with open(partial, "ab") as file, tempfile.TemporaryFile() as complaints:
+    with open(partial, "ab", opener=only_regular) as file, tempfile.TemporaryFile() as complaints:
         process = volume.target.start(
             "exec",
             pod,
@@ -162,7 +163,7 @@ def small(volume: Volume, remote: str, partial: Path, meter: Meter) -> str:
         if head.split()[:1] != [digest.encode()]:
             meter.done -= len(content)
             return ""
-        with open(partial, "wb") as file:
+        with open(partial, "wb", opener=only_regular) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

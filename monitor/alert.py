@@ -31,6 +31,7 @@ from record.durable import write_whole
 from record.run_paths import RunPaths
 from settings import ROOT, SettingsError
 from settings.config import Config
+from settings.json_file import read_small
 
 STATE = ".alerts.json"
 ENDS = ("crashed", "killed")  # the faults by which an attempt ends
@@ -137,7 +138,7 @@ class Alerts:
     def read(self) -> dict[str, Any]:
         """What has rung; nothing where the file is absent or damaged."""
         try:
-            state = json.loads(self.path.read_text(encoding="utf-8"))
+            state = json.loads(read_small(self.path))
             faults = {
                 str(key): None if gone is None else float(gone)
                 for key, gone in state["faults"].items()

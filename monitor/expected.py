@@ -19,15 +19,15 @@ from k8s.cluster.job_spec import OUTSIDE, cluster_config
 from k8s.cluster.where import Place
 from monitor.facts import Expected
 from plan import fleet as fleets
-from plan import memory, storage
-from plan.finetuning import tuned_memory, tuning
 from plan.fleet import Fleet
-from plan.hours import Pace, time_of, waiting_s
-from plan.measured import Probe, cpu_name, of_card, read
-from plan.network.traffic import syncs
-from plan.speed import speed
+from plan.network.traffic import chosen_of, traffic_of
+from plan.planner import probe_of
+from plan.run import run_of
+from plan.speed import Speed
+from plan.time import Pace, evaluation_s, pace_of, time_of
 from record.goodput import phases_of
 from record.metrics import RecordReader
+from record.number_formats import GIB
 from record.run_paths import RunPaths
 from settings import SettingsError
 from settings.config import SETTINGS, Config
@@ -37,6 +37,7 @@ from train.data.sources.source import CorpusError
 # What a start record calls the parts of a start-up (train/assemble.py), and the phase of STATUS.json in that time.
 LAPS = {"data": "data", "model": "model", "compile": "compiling", "rehearsal": "rehearsing"}
 HEAD_BYTES = 65_536
+NOT_PLANNED = Speed(None, None, None, None, "", "the speed of a fine-tuning is seen once it trains")
 PLACES = {"ENV_FILE", "RUNS_DIR", "DATA_DIR", "RUN_NAME", "NODE_RANK"}  # of whoever looks
 
 
@@ -49,6 +50,7 @@ class Run:
     why: str = ""
 
 
+@functools.lru_cache(maxsize=4)
 def expected(
     c: Config, fleet: Fleet | None, started: float | None = None, why: str = ""
 ) -> Expected:
@@ -56,91 +58,38 @@ def expected(
     planned end is counted."""
     if fleet is None:
         return Expected(why=why)
-    return of_tuning(c, fleet) if c.model else of_fleet(c, fleet, started)
-
-
-@functools.lru_cache(maxsize=4)
-def of_fleet(c: Config, fleet: Fleet, started: float | None) -> Expected:
-    probe = probe_of(c, fleet)
-    fast = speed(c, fleet, probe)
-    ways = syncs(c, fleet, fast.step_s, probe.link_gb_s if probe else None)
-    pace = Pace(fast, waiting_s(ways))
-    hours = time_of(c, fast, pace.wait_s)
-    between = (
-        next((sync.bytes_per_step for sync in ways if sync.chosen), None)
-        if fleet.nodes > 1
-        else None
-    )
+    try:
+        run = run_of(c, fleet)
+    except SettingsError as error:
+        return Expected(why="; ".join(error.problems), save_every_s=save_every_s(c, None))
+    pace = Pace(NOT_PLANNED, 0.0) if run.is_finetuning else pace_of(run, probe_of(c, fleet))
+    time, rate = time_of(c, pace), pace.speed.tokens_per_s
+    way = chosen_of(traffic_of(run, None)) if fleet.nodes > 1 else None
     gbit = c.wan_gbit if fleet.sites > 1 else c.lan_gbit
-    mfu = (
-        fast.mfu_percent * fast.step_s / pace.step_s
-        if fast.mfu_percent and fast.step_s and pace.step_s
-        else None
-    )
-    need = memory.memory(c, fleet.processes, fleet.processes_of_a_node, fleet.on_cpu)
+    keeps_whole = run.is_finetuning and c.keep_every
+    size = run.model.full_bytes if keeps_whole else run.checkpoint_bytes
     return Expected(
         tokens_per_s=pace.tokens_per_s,
-        mfu_percent=None if fleet.on_cpu else mfu,
-        why=fast.why,
+        mfu_percent=None if fleet.on_cpu else pace.mfu_percent,
+        why=pace.speed.why,
         step_s=pace.step_s,
-        needs_gib=least_gib(c, fleet),
-        memory_gib=need.total / memory.GIB,
-        bytes_per_step=between,
-        link_bytes_per_s=1e9 / 8 * gbit if fleet.nodes > 1 else None,
-        checkpoint_bytes=storage.checkpoint_bytes(c) if c.save_every != 0 else None,
+        needs_gib=run.standing_bytes / GIB,
+        memory_gib=run.memory.total / GIB,
+        bytes_per_step=way.bytes_per_step if way else None,
+        link_bytes_per_s=1e9 / 8 * gbit if way else None,
+        checkpoint_bytes=size if c.save_every != 0 else None,
         save_every_s=save_every_s(c, pace.step_s),
-        end=started + 3600 * hours.total if hours and started is not None else None,
-        eval_s=c.eval_tokens / (3 * pace.tokens_per_s) if pace.tokens_per_s else None,
+        end=started + time.total_seconds if time and started is not None else None,
+        eval_s=evaluation_s(c, rate) if rate else None,
     )
-
-
-@functools.lru_cache(maxsize=4)
-def of_tuning(c: Config, fleet: Fleet) -> Expected:
-    """Of a fine-tuning; of a MODEL that is not here nothing but how often it saves."""
-    saves = save_every_s(c, None)
-    try:
-        t, *_ = tuning.tuned_here(c)
-    except SettingsError as error:
-        return Expected(why="; ".join(error.problems), save_every_s=saves)
-    need = tuned_memory.memory(t, fleet.processes, fleet.processes_of_a_node, fleet.on_cpu)
-    between = next(
-        (sync.bytes_per_step for sync in syncs(c, fleet, None, None, t.sent) if sync.chosen), None
-    )
-    several = fleet.nodes > 1
-    gbit = c.wan_gbit if fleet.sites > 1 else c.lan_gbit
-    is_lite = c.checkpoint_mode == "lite" and not c.keep_every
-    checkpoint_bytes = t.lite_bytes if is_lite else t.full_bytes
-    return Expected(
-        why="the speed of a fine-tuning is seen once it trains",
-        memory_gib=need.total / memory.GIB,
-        needs_gib=tuned_memory.standing(t, fleet.processes, fleet.processes_of_a_node, fleet.on_cpu)
-        / memory.GIB,
-        bytes_per_step=between if several else None,
-        link_bytes_per_s=1e9 / 8 * gbit if several else None,
-        checkpoint_bytes=checkpoint_bytes if c.save_every != 0 else None,
-        save_every_s=saves,
-    )
-
-
-def probe_of(c: Config, fleet: Fleet) -> Probe | None:
-    """What make doctor PROBE=1 measured of the slowest of these devices, if it did; nothing is measured now."""
-    return of_card(c, fleet.slowest(c.dtype)) if fleet.cards else read(c, cpu_name())
-
-
-def least_gib(c: Config, fleet: Fleet) -> float:
-    """Weights, gradients and moments of one process, and what sites have in common: a step has all of them at once
-    when it ends."""
-    k = memory.case(c, fleet.processes, fleet.processes_of_a_node, fleet.on_cpu)
-    held = memory.FLOAT * k.p.total / k.shards + memory.moments(k) + memory.outer_standing(k)
-    return (held + memory.gradients(k, whole=True)) / memory.GIB
 
 
 def save_every_s(c: Config, step_s: float | None) -> float | None:
     """Seconds between two checkpoints: SAVE_MINUTES, or SAVE_EVERY steps where these are through before."""
     if c.save_every == 0:
         return None
-    by_step = c.save_every * step_s if c.save_every and step_s else None
-    return min(60 * c.save_minutes, by_step) if by_step else 60 * c.save_minutes
+    by_time = 60.0 * c.save_minutes
+    return min(by_time, c.save_every * step_s) if c.save_every and step_s else by_time
 
 
 # ---------------------------------------------------------------------------------------------------

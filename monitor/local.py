@@ -23,6 +23,7 @@ from monitor.local_gpus import Found, GpusHere
 from monitor.tail import Tail
 from monitor.usual import Usual
 from record import locks, status
+from record.regular_file import open_regular
 from record.run_paths import RunPaths
 from settings.config import Config
 
@@ -106,11 +107,7 @@ def at_work(paths: RunPaths, state: dict[str, Any]) -> bool | None:
     try:
         if locks.is_at_work(paths):
             return True
-        holder = (
-            locks.HOLDER.match(paths.job.read_text(errors="replace"))
-            if paths.job.exists()
-            else None
-        )
+        holder = locks.HOLDER.match(locks.read_holder(paths.job)) if paths.job.exists() else None
     except OSError:
         return None
     if state.get("phase") in status.OVER:
@@ -140,7 +137,7 @@ class Log:
 
     def look(self) -> str:
         try:
-            with open(self.path, "rb") as file:
+            with open_regular(self.path) as file:
                 size = os.fstat(file.fileno()).st_size
                 if self.position < 0 or size < self.position:
                     self.rest, self.complaint, self.complaints = b"", "", Complaints()

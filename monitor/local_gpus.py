@@ -14,7 +14,9 @@ from socket import gethostname
 from typing import Any
 
 from monitor.facts import Gpu
+from record.regular_file import open_regular
 from record.run_paths import RunPaths
+from settings.json_file import read_small
 from settings.visible_gpus import visible_gpus
 
 FRESH_S = 5.0  # a row that is older is of a sampler that ended or hangs; each comes within 1.5 s
@@ -113,7 +115,7 @@ class Sampled:
     def sidecar(self, stamp: str) -> dict[str, Any]:
         """{} where there is none that can be read."""
         try:
-            found = json.loads(self.paths.gpu_sidecar(stamp).read_text())
+            found = json.loads(read_small(self.paths.gpu_sidecar(stamp)))
         except (OSError, ValueError):
             return {}
         return found if isinstance(found, dict) else {}
@@ -178,8 +180,8 @@ class Sampled:
 def first_row(path: Path) -> dict[str, str]:
     """Column -> the first text that it has, within ROW_BYTES; a reading may fail. {} where there is no row yet."""
     try:
-        with open(path, "rb") as file:
-            names = file.readline().decode(errors="replace").strip().split(",")
+        with open_regular(path) as file:
+            names = file.readline(ROW_BYTES).decode(errors="replace").strip().split(",")
             lines = file.read(ROW_BYTES).decode(errors="replace").split("\n")[:-1]
     except OSError:
         return {}
@@ -193,8 +195,8 @@ def first_row(path: Path) -> dict[str, str]:
 def last_row(path: Path) -> dict[str, str]:
     """Column -> text of the last whole row; {} where there is none."""
     try:
-        with open(path, "rb") as file:
-            header = file.readline()
+        with open_regular(path) as file:
+            header = file.readline(ROW_BYTES)
             file.seek(max(len(header), file.seek(0, 2) - ROW_BYTES))
             lines = file.read().decode(errors="replace").split("\n")
     except OSError:

@@ -8,6 +8,7 @@ slice each look, and beside that from near its end: until both meet `behind` is 
 known. Standard library only.
 """
 
+import math
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
@@ -53,7 +54,8 @@ class Tail:
         if reader.size - reader.position > LAST_BYTES:
             if self.recent is None:
                 self.recent = RecordReader(self.path, LAST_BYTES), Known(from_beginning=False)
-                self.recent[1].take(self.whole.first)  # which says when the run began
+                if self.whole.first:
+                    self.recent[1].take(self.whole.first)  # which says when the run began
             reader, known = self.recent
             for record in reader.read_new():
                 known.take(record)
@@ -64,7 +66,7 @@ class Tail:
             self.progress = known.told(reader.damaged_lines)
         return self.progress
 
-    def read(self, most_bytes: int = -1) -> None:
+    def read(self, most_bytes: float = math.inf) -> None:
         records = self.reader.read_new(most_bytes)
         if self.reader.restarted:
             self.begin()

@@ -1,132 +1,276 @@
-"""What one block keeps for backward, in bytes, by what train/model/model.py and torch's autograd do with it.
+"""What a block of a model keeps for its backward pass, in bytes.
 
     x -> norm -> q, k, v -> rotate -> attention -> o, + x -> norm -> gate, up -> silu(gate) * up -> down, + x
 
-The residual stream is kept by nothing but a norm; what a product reads is kept for the gradient of its weight. n is the
-tokens of a micro-batch, C the width, K that of keys, M inside the SwiGLU, s bytes of DTYPE.
+The residual stream is kept by nothing but a norm. What a product reads is kept for the gradient of its weight, and
+what the kernel of attention reads and gives for its own. A mixture sends each token through `used` of its experts, by
+grouped products of rows that were sorted by expert; the largest of its blocks counts for all of its kind.
 """
 
 import dataclasses
 
-from settings.config import Config
+from plan.finetuning.hf_shape import ATTENTION, EXPERTS, MLP, ROUTER, Block, Matrix
+from plan.finetuning.tuned import FLOAT
+from plan.planned_step import COMPILED_ON_CPU, Implementation, Step
 
-SHORT = 512  # cpu_kernels.SHORT: windows up to which a CPU in bfloat16 takes the products
-FLOPS_WORTH_COMPILING_ON_CPU = (
-    5e13  # compilation.py's; both modules import torch, and a test holds these equal
-)
-
-
-def item_bytes(c: Config) -> int:
-    """Of a number in DTYPE."""
-    return {"float32": 4, "bfloat16": 2}[c.dtype]
-
-
-def by_products(c: Config, on_cpu: bool) -> bool:
-    """Whether attention holds all T x T scores (attention.choose)."""
-    return c.attention == "math" or (
-        c.attention == "auto" and on_cpu and c.dtype == "bfloat16" and c.seq_len <= SHORT
-    )
-
-
-def by_mask(c: Config, on_cpu: bool) -> bool:
-    """Whether documents are kept apart by a mask of T x T rather than by their bounds (attention.choose)."""
-    return c.doc_mask and (
-        on_cpu or c.dtype != "bfloat16" or c.attention == "math" or c.head_dim % 8 != 0
-    )
+INDEX = 8  # bytes of an int64
+# That of cpu_kernels.py, which imports torch; a test holds them equal.
+SHORT = 512  # windows up to which a CPU in bfloat16 takes the products
 
 
 @dataclasses.dataclass(frozen=True)
-class Block:
-    """Bytes of one block for a micro-batch of so many tokens.
+class Scores:
+    """What the scores of attention take in bytes per token, in all heads.
 
-    kept: from its forward to its backward; whole: what its backward starts from, which is more where it computes anew;
-    passing: what backward adds for a moment on top of that, at its largest.
+    Attributes:
+        saved: from forward to backward.
+        product: what the matrix product gives, which is kept with ACTIVATION_CHECKPOINTING=selective.
+        passing: the gradients before and after the softmax, beside `saved`.
     """
 
-    kept: float
-    whole: float
+    saved: float
+    product: float
     passing: float
 
 
-def block(c: Config, tokens: int, on_cpu: bool, compiled: bool) -> Block:
-    """A block with ACTIVATION_CHECKPOINTING as it is set."""
-    s, C, M = item_bytes(c), c.n_embd, c.mlp_dim or 0
-    whole = (kept_compiled if compiled else kept_eager)(c, on_cpu)
-    scores = scores_bytes(c, on_cpu)
-    # the MLP's backward: d product, d silu and d up at once while the product itself is gone, and the gradient of the
-    # stream; compiled code writes two of them in place. With scores, theirs: d probability and d score
-    mlp = s * C + s * (1 if compiled else 2) * M
-    attention = s * C + 2 * scores - s * (4 if not compiled else 3) * M
-    passing = max(mlp, attention)
-    # compiled code keeps of what it computes anew the numbers a row and a head, and no product that is never read
-    few = 8 + 4 * c.n_head if compiled else 0
-    kept = {
-        "none": whole,
-        "full": s * C + few,
-        "selective": s * C + products(c, on_cpu) - (s * C if compiled else 0),
-    }[c.activation_checkpointing]
-    return Block(tokens * kept, tokens * whole, tokens * passing)
+def kept_bytes(step: Step, block: Block) -> float:
+    """Return what a block keeps of a micro-batch with ACTIVATION_CHECKPOINTING as it is set."""
+    shape = step.model.shape
+    recompute = step.config.activation_checkpointing
+    if recompute == "none":
+        return saved_bytes(step, block)
+    total: float = step.stream * shape.width
+    if recompute == "full":
+        if step.is_compiled:  # one number a row and one a head are not recomputed
+            total += 2 * FLOAT + FLOAT * shape.heads
+        return step.tokens * total
+    # selective: the results of matrix products and of attention too (recompute.policy)
+    scores = scores_of(step)
+    total += step.item * queries_of(step)
+    total += scores.product if scores else FLOAT * shape.heads
+    if step.is_compiled:  # of the last product nobody reads the result
+        total -= step.item * shape.width
+    for matrix in block.of(ATTENTION) + block.of(MLP):
+        total += step.item * matrix.rows
+        if matrix.name in step.model.adapted and not step.model.is_merged(matrix):
+            total += step.item * (step.config.lora_rank + matrix.rows)
+    return step.tokens * total + step.item * step.model.merged(block)
 
 
-def widths(c: Config) -> tuple[int, int]:
-    """(K, query heads a key head serves)"""
-    heads = c.n_kv_head or c.n_head
-    return heads * c.head_dim, c.n_head // heads
+def saved_bytes(step: Step, block: Block) -> float:
+    """Return what a block keeps of a micro-batch without recomputation."""
+    width = step.model.shape.width
+    total: float = block.wide_norms * norm_bytes(step, step.code, width)
+    total += attention_bytes(step, block) + mlp_bytes(step, block) + expert_bytes(step, block)
+    # peft adds some adapters to their weights, and keeps these sums
+    return step.tokens * total + step.item * step.model.merged(block)
 
 
-def scores_bytes(c: Config, on_cpu: bool) -> float:
-    """Of a token's T scores in all heads, where they are in memory."""
-    return (
-        item_bytes(c) * c.n_head * c.seq_len if by_products(c, on_cpu) and not c.doc_mask else 0.0
-    )
+# ---------------------------------------------------------------------------------------------------
+# Of a token
+# ---------------------------------------------------------------------------------------------------
 
 
-def attention_bytes(c: Config, on_cpu: bool) -> float:
-    """Of a token: what the kernel reads and gives, and a logarithm a head; or copies for the products and their scores.
-    A mask is made a number of DTYPE for each pair of positions."""
-    s, C, (K, _) = item_bytes(c), c.n_embd, widths(c)
-    if scores := scores_bytes(c, on_cpu):
-        return s * 4 * C + scores
-    mask = s * c.seq_len if by_mask(c, on_cpu) else 0
-    return s * (2 * C + 2 * K) + 4 * c.n_head + mask
+def norm_bytes(step: Step, code: Implementation, width: int, rows: int = 1) -> float:
+    """Return what a norm keeps: its input, a number a row, and what its weight is multiplied with."""
+    total = code.norm_input * width + FLOAT * rows
+    if step.trains_all:
+        total += step.stream * width
+    return total
 
 
-def norm_bytes(c: Config, on_cpu: bool) -> float:
-    """What a norm of a width of one keeps, its result included, as it is written: on CPU its result before and behind
-    its weight; on a GPU in float32 its input and its result, in bfloat16 its input made float32 and both results."""
-    return 8 if c.dtype == "bfloat16" and not on_cpu else 2 * item_bytes(c)
+def input_bytes(step: Step, matrices: tuple[Matrix, ...], width: int) -> float:
+    """Return what these matrices read: one tensor for all of them, or a copy for each.
+
+    With adapters also what dropout multiplies with, and what is between the two matrices of each.
+    """
+    read = [matrix for matrix in matrices if is_input_kept(step, matrix)]
+    if not read:
+        return 0.0
+    apart = [matrix for matrix in read if not step.model.is_merged(matrix)]
+    copies = 1
+    if apart and (step.autocasts or step.drops):
+        copies = len(apart)
+    total = step.item * width * copies
+    if step.model.lora:
+        total += step.item * step.config.lora_rank * len(apart)
+    if step.drops:  # on a GPU a mask says what stays, on a CPU it is a factor
+        total += (step.adapter_item if step.on_cpu else 1) * width * len(apart)
+    return total
 
 
-def kept_eager(c: Config, on_cpu: bool) -> float:
-    """Of a token in a block as it is written."""
-    s, C, M, (K, _) = item_bytes(c), c.n_embd, c.mlp_dim or 0, widths(c)
-    norm = norm_bytes(c, on_cpu)
-    heads = (norm - s) * (C + K) + 4 * (c.n_head + (c.n_kv_head or c.n_head)) if c.qk_norm else 0
-    return 2 * (norm * C + 4) + heads + attention_bytes(c, on_cpu) + 4 * s * M
+def is_input_kept(step: Step, matrix: Matrix) -> bool:
+    """Tell whether what a matrix reads is kept, for the gradient of it or of its adapter."""
+    return step.code.keeps_inputs and (step.trains_all or matrix.name in step.model.adapted)
 
 
-def kept_compiled(c: Config, on_cpu: bool) -> float:
-    """Of a token in a compiled block: what torch's partitioner keeps is what products read or gave, the stream before
-    each norm, and of each norm a number a row; the rest it computes anew. On a CPU that is also what a norm and the
-    MLP's two products give to the next product, and of scores it then keeps two numbers a row more
-    (compilation.compile_model)."""
-    s, C, M, (K, _) = item_bytes(c), c.n_embd, c.mlp_dim or 0, widths(c)
-    heads = s * (C + K) + 4 * (c.n_head + (c.n_kv_head or c.n_head)) if c.qk_norm else 0
-    kept = 4 * s * C + 8 + heads + attention_bytes(c, on_cpu) + 3 * s * M
-    if not on_cpu or c.activation_checkpointing != "none":
-        return kept
-    return kept - s * (2 * C + M) + (8 * c.n_head if scores_bytes(c, on_cpu) and s < 4 else 0)
+def attention_bytes(step: Step, block: Block) -> float:
+    """Return what attention keeps: its inputs, queries, keys, values, its result, a logarithm a head."""
+    shape = step.model.shape
+    queries, keys = queries_of(step), shape.keys * shape.head_dim
+    *reading, out = block.of(ATTENTION)
+    total = input_bytes(step, tuple(reading), shape.width)
+    if shape.qk_norm:
+        total += norm_bytes(step, step.code, queries + keys, shape.heads + shape.keys)
+    of_out = input_bytes(step, (out,), queries)
+    scores = scores_of(step)
+    if scores:  # keys and values are repeated for the query heads that share them
+        if step.code is COMPILED_ON_CPU:  # which keeps this input of a product
+            of_out = step.item * queries
+        return total + step.item * 3 * queries + scores.saved + of_out
+    total += step.item * 2 * (queries + keys) + FLOAT * shape.heads
+    if is_by_mask(step):  # made a number of DTYPE for each pair of positions
+        total += step.item * step.config.seq_len
+    if of_out and not (step.autocasts or step.drops or step.joins_examples):
+        of_out -= step.item * queries  # the kernel keeps it too
+    return total + of_out
 
 
-def products(c: Config, on_cpu: bool) -> float:
-    """Of a token: the results of products and attention (recompute.policy)."""
-    s, C, M, (K, _) = item_bytes(c), c.n_embd, c.mlp_dim or 0, widths(c)
-    scores = scores_bytes(c, on_cpu)
-    return s * (3 * C + 2 * K + 2 * M) + (scores + s * C if scores else s * C + 4 * c.n_head)
+def mlp_bytes(step: Step, block: Block) -> float:
+    if not block.of(MLP):
+        return 0.0
+    *reading, down = block.of(MLP)
+    total = input_bytes(step, tuple(reading), step.model.shape.width)
+    total += step.code.mlp * step.item * down.columns
+    return total + input_bytes(step, (down,), down.columns)
 
 
-def compiled(c: Config, on_cpu: bool, work: float) -> bool:
-    """Whether a run of `work` FLOPs is compiled (compilation.wanted, where a compiler is there)."""
-    return c.compile == "1" or (
-        c.compile == "auto" and (not on_cpu or work >= FLOPS_WORTH_COMPILING_ON_CPU)
-    )
+def expert_bytes(step: Step, block: Block) -> float:
+    """Return what a token keeps in the experts that it passes, whose products know no autocast, and in the router."""
+    if not block.of(EXPERTS):
+        return 0.0
+    up, down = block.of(EXPERTS)
+    (router,) = block.of(ROUTER)
+    width = step.model.shape.width
+    numbers = width * is_input_kept(step, up) + step.model.shape.expert_numbers * down.columns
+    numbers += down.columns * is_input_kept(step, down) + width
+    total = up.used * (step.stream * numbers + FLOAT + 4 * INDEX) + 3 * FLOAT * router.rows
+    if step.trains_all and step.item < FLOAT:
+        total += FLOAT * width
+    return total
+
+
+def queries_of(step: Step) -> int:
+    """Return the numbers of a token's queries, which are as many as those of attention's result."""
+    return step.model.shape.heads * step.model.shape.head_dim
+
+
+def scores_of(step: Step) -> Scores | None:
+    """Return the bytes of attention's scores, None where a kernel never has them all in memory.
+
+    transformers' models attend to one packed example at a time. Counted is an example that fills its window, which
+    takes most.
+    """
+    if has_no_kernel(step):
+        return scores_without_kernel(step)
+    if not takes_products(step):
+        return None
+    pairs = step.model.shape.heads * step.config.seq_len
+    saved = step.item * pairs
+    windows = 1 if step.is_ours else step.micro_batch
+    passing = 2 * saved / windows
+    if step.code is COMPILED_ON_CPU:
+        saved += 2 * FLOAT * step.model.shape.heads  # of a softmax that is recomputed
+    return Scores(saved, saved, passing)
+
+
+def scores_without_kernel(step: Step) -> Scores:
+    """Return the bytes of scores as packed_attention.by_products makes them, with their softmax in float32."""
+    shape = step.model.shape
+    product = step.item * shape.heads * step.config.seq_len
+    softmax = FLOAT * shape.heads * (step.config.seq_len + shape.has_sinks)
+    saved = softmax + step.config.seq_len  # and a mask
+    passing = 2 * softmax
+    if step.item < FLOAT:  # the second product reads them in DTYPE, and is done before the softmax
+        saved += product
+        passing -= product
+    if shape.is_capped:
+        saved += product
+    return Scores(saved, product, passing / step.micro_batch)
+
+
+def has_no_kernel(step: Step) -> bool:
+    """Tell whether a model has what no kernel of torch's has (packed_attention.by_products)."""
+    return step.model.shape.has_sinks or step.model.shape.is_capped
+
+
+def takes_products(step: Step) -> bool:
+    """Tell whether attention is two products of matrices (attention.choose)."""
+    config, shape = step.config, step.model.shape
+    if not step.on_cpu and config.dtype == "float32" and shape.keys < shape.heads:
+        return True  # of torch's kernels for GPUs none has heads that share keys in float32
+    if not step.is_ours or config.doc_mask:
+        return False
+    is_short = step.on_cpu and config.dtype == "bfloat16" and config.seq_len <= SHORT
+    return config.attention == "math" or (config.attention == "auto" and is_short)
+
+
+def is_by_mask(step: Step) -> bool:
+    """Tell whether a mask of T x T keeps documents apart, rather than their bounds (attention.choose)."""
+    config = step.config
+    has_kernel = not step.on_cpu and config.dtype == "bfloat16" and config.head_dim % 8 == 0
+    return step.is_ours and config.doc_mask and (config.attention == "math" or not has_kernel)
+
+
+# ---------------------------------------------------------------------------------------------------
+# In the backward pass
+# ---------------------------------------------------------------------------------------------------
+
+
+def passing_bytes(step: Step, block: Block) -> float:
+    """Return what a block's backward pass adds for a moment to `saved_bytes`, at its largest.
+
+    In the MLP: the gradients of the stream, of gate's SiLU and of up. In experts the gradients of what all that a token
+    passes gave, in float32 as they were weighed, and as their order was restored. With scores see `scores_passing_bytes`.
+    """
+    width = step.model.shape.width
+    inner = max((matrix.columns for matrix in block.of(MLP)), default=0)
+    total = step.item * (width + (step.code.mlp - 1) * inner) + adapter_passing_bytes(step, block)
+    if scores := scores_of(step):
+        total = max(total, scores_passing_bytes(step, block, scores))
+    if experts := block.of(EXPERTS):
+        total = max(total, experts[0].used * width * (2 * FLOAT + step.stream))
+    return step.tokens * total
+
+
+def scores_passing_bytes(step: Step, block: Block, scores: Scores) -> float:
+    """Return what it adds to a token's bytes in the softmax of attention: the gradients of its result and its input.
+
+    What is behind attention is gone by then, and so are the values.
+    """
+    width = step.model.shape.width
+    gone = (block.wide_norms - 1) * norm_bytes(step, step.code, width)
+    gone += mlp_bytes(step, block) + expert_bytes(step, block) + step.item * queries_of(step)
+    return step.item * width + scores.passing - gone
+
+
+def adapter_passing_bytes(step: Step, block: Block) -> float:
+    """Return what an adapter adds: peft's copy of its input, and the gradient of what dropout gave."""
+    widths = [
+        matrix.columns
+        for matrix in block.of(MLP)
+        if matrix.name in step.model.adapted and not step.model.is_merged(matrix)
+    ]
+    copies = step.autocasts + step.drops
+    return max(widths, default=0) * copies * step.adapter_item
+
+
+# ---------------------------------------------------------------------------------------------------
+# In an evaluation
+# ---------------------------------------------------------------------------------------------------
+
+
+def evaluated_bytes(step: Step, block: Block) -> float:
+    """Return what a token has at once in the MLP of a block where nothing is kept.
+
+    The stream, what the norm gave and what comes out beside up, the SiLU and their product; or what experts gave, in
+    float32 as it is weighed and as its order is restored.
+    """
+    width = step.model.shape.width
+    stream = 2 * step.stream * width
+    inner = max((matrix.columns for matrix in block.of(MLP)), default=0)
+    total = stream + step.item * (2 * width + 3 * inner)
+    if experts := block.of(EXPERTS):
+        each = step.stream * (width + 3 * experts[1].columns) + 2 * FLOAT * width
+        total = max(total, stream + experts[0].used * each)
+    return total

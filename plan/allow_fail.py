@@ -51,6 +51,7 @@ CHECK_NAMES = (
     "rights",
     "secret",
     "shm",
+    "sites",
     "storage",
     "target-hours",
     "target-tokens-per-s",

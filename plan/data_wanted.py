@@ -12,6 +12,7 @@ from pathlib import Path
 from hardware.model_size import parameters
 from settings.config import Config
 from settings.finding import FAIL, WARN, Finding
+from settings.json_file import read_small
 from train.data.data_paths import (
     MANY_EPOCHS,
     find_repetition,
@@ -26,7 +27,7 @@ from train.data.manifest import DataError, read_manifest
 from train.data.sources.given import estimate_tokens, list_files
 from train.data.sources.source import CorpusError, Source
 
-TOKENS_PER_PARAMETER = 20  # of the 70B model that Hoffmann et al. trained
+TOKENS_PER_PARAMETER = 20  # of the 70B model that Hoffmann et al. trained, and of the presets
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +104,7 @@ def sealed(c: Config, s: Source) -> Sealed | None:
     """What there is of a source's shards under this run's tokenizer; None where there are none, or they are damaged,
     which make data-verify tells."""
     try:
-        folder = shard_folder(c, s.name, hashlib.sha256(tokenizer_path(c).read_bytes()).hexdigest())
+        folder = shard_folder(c, s.name, hashlib.sha256(read_small(tokenizer_path(c))).hexdigest())
         if not (folder / "manifest.json").is_file():
             return None
     except (CorpusError, OSError):  # not prepared yet
@@ -124,13 +125,13 @@ def counted(c: Config, s: Source, folder: Path) -> Sealed | None:
     )
 
 
-def findings(c: Config, found: list[Epochs]) -> list[Finding]:
+def findings(c: Config, sources: list[Epochs]) -> list[Finding]:
     """What is to be said where text is repeated often, as make data and the start of a run say it.
 
     A declared number is no ground to refuse a run: it is about right, and the shards will tell. The size of files is.
     """
-    said = []
-    for e in found:
+    warnings = []
+    for e in sources:
         if e.there_tokens is None:
             continue
         has = f" ({e.origin})"
@@ -141,11 +142,11 @@ def findings(c: Config, found: list[Epochs]) -> list[Finding]:
         is_given = source_of(c, e.source).place
         if remedy:
             is_known = e.counted or is_given  # a declared number is about right at best
-            said.append(Finding("epochs", FAIL if is_known else WARN, text, remedy))
+            warnings.append(Finding("epochs", FAIL if is_known else WARN, text, remedy))
         else:
             fix = smaller_model(c, e) if is_given else ""
-            said.append(Finding("epochs", WARN, text + meaning, fix))
-    return said
+            warnings.append(Finding("epochs", WARN, text + meaning, fix))
+    return warnings
 
 
 def smaller_model(c: Config, e: Epochs) -> str:

@@ -1,13 +1,15 @@
 """The devices that a run is planned for: which cards, how many, on how many nodes and sites.
 
     CARDS=8xa100-80gb-sxm NODES=4 SITES=4      four nodes of two, each at a site of its own
-    CARDS=4xa100-80gb-sxm,4xa6000              mixed: under DDP every step waits for the slowest
+    CARDS=4xa100-80gb-sxm,4xa6000              two groups, which gpu_groups.py compares
+    ... NODES=4 SITES=4 SYNC=diloco            two sites of each
     CARDS=here NODES=2                         the GPUs of this machine, twice
 
 A card that is not known is refused.
 """
 
 import dataclasses
+import math
 import re
 import subprocess
 
@@ -37,17 +39,15 @@ class Fleet:
     def processes_of_a_node(self) -> int:
         return self.processes // self.nodes
 
-    def slowest(self, dtype: str) -> GpuSpec:
-        """The card that sets the pace of a step in which all take part. Not for CPUs.
+    @property
+    def has_sites_of_one_kind(self) -> bool:
+        """Whether each site has GPUs of one kind, as many as every other, as SYNC=diloco needs them."""
+        each = self.processes // self.sites
+        return all(count % each == 0 for count, _ in self.cards)
 
-        One without units for products of that type comes before all others: its peak is None, so that nothing can be
-        computed from it, and `without` names it.
-        """
-        return min((card for _, card in self.cards), key=lambda card: card.peak(dtype) or 0.0)
-
-    def without(self, dtype: str) -> tuple[GpuSpec, ...]:
-        """The cards that have no units for products of that type: a run that wants them does not start there."""
-        return tuple(card for _, card in self.cards if card.peak(dtype) is None)
+    def all_of(self, card: GpuSpec) -> "Fleet":
+        """The same with every GPU of one kind."""
+        return dataclasses.replace(self, cards=((self.processes, card),))
 
     @property
     def smallest(self) -> GpuSpec:
@@ -128,7 +128,7 @@ def of_this_machine(c: Config, names: tuple[str, ...]) -> Fleet:
     """The GPUs that a run on this machine takes, NODES times over; its processors where there are none."""
     if not names and c.device != "cuda":
         return on_cpu(c)
-    taken, problems = names[: c.nproc] if c.nproc else names, []
+    used, problems = names[: c.nproc] if c.nproc else names, []
     if not names:
         problems.append(
             "CARDS: there is no GPU here (nvidia-smi lists none), and DEVICE=cuda: say which to plan for, "
@@ -140,16 +140,16 @@ def of_this_machine(c: Config, names: tuple[str, ...]) -> Fleet:
             "another machine, for example CARDS=8xa100-80gb-sxm"
         )
     counts: dict[str, int] = {}
-    for name in taken:
+    for name in used:
         key = card.key if (card := find_gpu(name)) else ""
         counts[key] = counts.get(key, 0) + c.nodes
-    if unknown := dict.fromkeys(name for name in taken if find_gpu(name) is None):
+    if unknown := dict.fromkeys(name for name in used if find_gpu(name) is None):
         problems.append(
             f"CARDS: this machine has an unknown GPU, {' and '.join(unknown)}: name the nearest one, for example "
-            f"CARDS={len(taken) * c.nodes}x{akin(next(iter(unknown)))}; known are {', '.join(keys())}; add "
+            f"CARDS={len(used) * c.nodes}x{akin(next(iter(unknown)))}; known are {', '.join(keys())}; add "
             "another to hardware/gpus.toml"
         )
-    return spread(c, counts, len(taken) * c.nodes, problems)
+    return spread(c, counts, len(used) * c.nodes, problems)
 
 
 def spread(c: Config, counts: dict[str, int], processes: int, problems: list[str]) -> Fleet:
@@ -165,7 +165,16 @@ def spread(c: Config, counts: dict[str, int], processes: int, problems: list[str
     cards = tuple(
         (counts[card.key], card) for card in load_gpu_specs().values() if card.key in counts
     )
-    return Fleet(cards, processes, c.nodes, c.sites)
+    fleet = Fleet(cards, processes, c.nodes, c.sites)
+    if c.sync == "diloco" and not fleet.has_sites_of_one_kind:
+        sites = processes // math.gcd(*counts.values())
+        raise SettingsError(
+            [
+                f"SITES={c.sites}: each site of SYNC=diloco needs GPUs of one kind, as many as every other, and "
+                f"there are {fleet.text}; set SITES={sites} NODES={sites}"
+            ]
+        )
+    return fleet
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -212,10 +221,10 @@ def gpus_here() -> tuple[str, ...]:
         )
     except (OSError, subprocess.TimeoutExpired):
         return ()
-    return seen(done.stdout, visible_gpus()) if done.returncode == 0 else ()
+    return visible_names(done.stdout, visible_gpus()) if done.returncode == 0 else ()
 
 
-def seen(listed: str, visible: list[str] | None) -> tuple[str, ...]:
+def visible_names(listing: str, visible: list[str] | None) -> tuple[str, ...]:
     """Names by what nvidia-smi lists and CUDA_VISIBLE_DEVICES leaves of it: indices, or the beginnings of UUIDs.
 
         GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-5a5b...)
@@ -224,7 +233,7 @@ def seen(listed: str, visible: list[str] | None) -> tuple[str, ...]:
     CUDA takes entries up to the first that is none of its devices.
     """
     gpus: list[tuple[str, str, str]] = []  # name, index, UUID
-    for block in re.split(r"^(?=GPU )", listed, flags=re.MULTILINE):
+    for block in re.split(r"^(?=GPU )", listing, flags=re.MULTILINE):
         if whole := re.match(r"GPU (\d+): (.+) \(UUID: ([^)]+)\)", block):
             slices = re.findall(
                 r"^\s+MIG (\S+)\s+Device\s+\d+: \(UUID: ([^)]+)\)", block, re.MULTILINE

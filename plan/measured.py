@@ -16,6 +16,7 @@ from typing import Any
 from hardware.gpu_specs import GpuSpec, find_gpu
 from settings import ROOT
 from settings.config import Config
+from settings.json_file import read_small
 
 SCHEMA = 1
 
@@ -106,10 +107,12 @@ def cpu_name() -> str:
 def read(c: Config, device: str) -> Probe | None:
     """What was last measured of a device; None where nothing was, or it cannot be read."""
     try:
-        found: Any = json.loads(path_of(c, device).read_text(encoding="utf-8"))
-        if not isinstance(found, dict) or found.pop("schema") != SCHEMA:
+        content: Any = json.loads(read_small(path_of(c, device)))
+        if not isinstance(content, dict) or content.pop("schema") != SCHEMA:
             return None
-        return Probe(**found | {"steps": tuple(Step(**step) for step in found.get("steps", ()))})
+        return Probe(
+            **content | {"steps": tuple(Step(**step) for step in content.get("steps", ()))}
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -125,9 +128,9 @@ def of_card(c: Config, card: GpuSpec) -> Probe | None:
         paths = sorted(path_of(c, "x").parent.glob("*.json"))
     except OSError:
         return None
-    found = [read(c, path.stem) for path in paths]
+    probes = [read(c, path.stem) for path in paths]
     return max(
-        (probe for probe in found if probe and find_gpu(probe.device) == card),
+        (probe for probe in probes if probe and find_gpu(probe.device) == card),
         key=lambda probe: probe.time,
         default=None,
     )

@@ -1,83 +1,95 @@
-"""The memory of one process of a training step, by part, computed from the settings alone.
+"""The memory of one process that trains: what stands through a step, and what the largest of its moments adds.
 
-    loss        all activations, and the blocks of the loss
-    backward    all activations, and what the last block's backward adds
-    end         all gradients, and what that of the embedding adds
-    update      all gradients, and what the optimizer adds
-    exchange    between sites, under SYNC=diloco: pseudo-gradients, and a copy of the site's own weights
+    loading        a weight as it is read from the files
+    forward        FSDP2: all activations, and what is gathered as one block follows another
+    loss           all activations, a chunk of logits, and the gradients that are made of it
+    backward       in the last block: all activations, and what its backward adds
+    first block    in the first block: all gradients, and what its backward adds
+    exchange       between sites, under SYNC=diloco
+    evaluation     one block, of which nothing is kept
 
-The largest of these moments is the peak. On a GPU it is what torch's allocator holds, the CUDA context aside; on CPU
-the resident memory of the process.
+On a GPU it is what torch's allocator holds, the CUDA context aside; on a CPU the resident memory of the process.
 """
 
 import dataclasses
 import math
 
 from hardware.gpu_specs import GpuSpec
-from hardware.model_size import Parameters, flops_of, parameters
-from plan.activations import Block, block, by_mask, compiled, item_bytes, norm_bytes
-from plan.network.outer import fragments, of_a_site
-from settings.checks import find_batch_problem
-from settings.config import Config
+from plan.activations import (
+    INDEX,
+    attention_bytes,
+    evaluated_bytes,
+    is_by_mask,
+    kept_bytes,
+    norm_bytes,
+    passing_bytes,
+    saved_bytes,
+)
+from plan.finetuning.hf_shape import ATTENTION, MLP, Block
+from plan.finetuning.tuned import FLOAT
+from plan.fragments import fragment_shares
+from plan.planned_step import COMPILED_ON_CPU, Step
 
-PARTS = ("weights", "gradients", "optimizer", "activations", "casts", "logits", "other")
 GIB = 2**30
+MIB = 2**20
+# Those of the modules that import torch: loss.py, cpu_kernels.py, compilation.py. A test holds them equal.
+CHUNK_TOKENS = 2048
+CHUNK_TOKENS_ON_CPU = 1536
+ROWS_IN_CACHE = 8
+COLUMNS = 8192
+ROWS_AT_ONCE = 256
+# For each weight under SYNC=diloco, split over the processes of a site: what sites agreed on last, and the momentum of
+# the outer step; while they exchange, the pseudo-gradient of what is exchanged and a copy of the site's own weights.
+OUTER_STANDING = 2 * FLOAT
+OUTER_EXCHANGED = 2 * FLOAT
 
-CHUNK_TOKENS, CHUNK_TOKENS_ON_CPU = (
-    2048,
-    1536,
-)  # of the loss: loss.py's, which imports torch; a test holds them equal
-ROWS_IN_CACHE, COLUMNS = 8, 8192  # and these
-ROWS_AT_ONCE = 256  # and compilation.py's
-FLOAT = 4  # bytes of a float32, which weights, gradients, moments and sums are
-# Of each weight under SYNC=diloco, split over the processes of a site: what sites agreed on last, and the momentum of
-# the outer step; and while they exchange, the pseudo-gradient of what is exchanged and a copy of its own weights.
-OUTER_STANDING, OUTER_EXCHANGED = 2 * FLOAT, 2 * FLOAT
-
-# What a process on CPU holds beside tensors, measured of a model of 0.1M parameters with torch 2.13, which is the
-# peak resident memory of `bench.planned` less 6 MiB: Python, torch and its libraries, of which 65 MiB are what torch's
-# optimizers import of the compiler (319 and 320 MiB in float32 and bfloat16); what joins several processes (325); and the
-# rest of the compiler (423).
-PYTHON_AND_TORCH = 315 * 2**20
-JOINED = 5 * 2**20
-COMPILER = 115 * 2**20
-# Bytes of the heap in holes, for each byte of activations, on CPU. train/tune.py has glibc keep all memory; torch asks
-# for aligned blocks, for which glibc 2.36 does not take a hole of just their size; probably gradients of an earlier
-# micro-batch and moments lie where activations were freed, and what comes next does not fit between them: a float32 row
-# of 570 MiB of tensors peaks at 735 MiB in its rehearsal, where nothing lies between, and at 1,290 from the third step.
-# Measured with one and two threads, as (peak resident - live tensors - the above) / activations, by rows of
-# bench.planned at one to three sizes of each: 0.9 to 1.7 in float32 (2.1 once, and where the logits are larger), 0.7 to
-# 1.4 in bfloat16; selective 1.6 to 2.7, full 2.6 to 3.9; compiled, where few blocks are made, 0.3 to 0.6; with two
-# processes, whose traffic goes through the same heap, 1.3 to 1.9 times as many. What is taken is near the middle. Runs
-# of one row differ by 10%, at twice its size once by 18%, so that no constant says it more closely than that.
-# Logits and the head's gradient, in blocks as large as its weight, leave holes of their own: rows with a vocabulary of
-# 50,304 have 0.1 to 0.9 of them in float32 and up to 0.2 in bfloat16 beyond those of activations, or none.
-HOLES = {"float32": 1.4, "bfloat16": 1.1}
-# With one micro-batch a step no gradients lie between activations. make train of such a shape, in float32: its peak is
-# 481 to 661 MiB in six runs of the tiny preset, and 1,060 with 384 by 6 layers and windows of 256. The least is what
-# the first needs beyond its share of activations.
-HOLES_OF_ONE_MICRO_BATCH = {"float32": 0.4, "bfloat16": 0.3}
-HOLES_AT_LEAST = 120 * 2**20
-HOLES_COMPUTED_ANEW = {"selective": 2.0, "full": 3.0}
-HOLES_COMPILED = 0.45
-MORE_HOLES_OF_SEVERAL = 1.5
-HOLES_OF_LOGITS = 0.2
-# A GPU's memory that torch's allocator never has: the CUDA context, 300 MiB before most kernels are loaded
-# (pytorch#107667), and what NCCL takes, 544 to 688 MiB for a group of A100 (NVIDIA/nccl#964).
-CUDA_CONTEXT = 500 * 2**20
-NCCL = 700 * 2**20
-# And of what it has: a workspace of cuBLAS for each of two threads, forward and backward, of the size that torch gives
-# it on Hopper (pytorch#120925; 8 MiB before); and blocks that are free but too small, an assumption, not yet measured.
-CUBLAS = 2 * 32 * 2**20
+# What a process on CPU holds beside tensors, measured with torch 2.13 and a model of 0.1M parameters: Python, torch and
+# the part of its compiler that its optimizers import; what joins processes; the rest of the compiler; transformers and
+# peft with what they import.
+PYTHON_AND_TORCH = 315 * MIB
+JOINED = 5 * MIB
+COMPILER = 115 * MIB
+TRANSFORMERS = 150 * MIB
+# Bytes of the heap in holes, for each byte that all blocks would keep if nothing were computed anew. torch asks for
+# aligned blocks, for which glibc does not take a hole of just their size. Measured in rows of bench.planned, of one and
+# two micro-batches, as (peak resident memory - tensors - the above): 0.5 to 1.6, compiled 0.5 to 0.8. What is taken is
+# low, so that no run is refused that fits: these rows peak at 0.97 to 1.22 of what is planned.
+HOLES = 0.6
+HOLES_COMPILED = 0.5
+# What torch's allocator never has of a GPU: the CUDA context, 300 MiB before most kernels are loaded (pytorch#107667),
+# and what NCCL takes, 544 to 688 MiB for a group of A100 (NVIDIA/nccl#964).
+CUDA_CONTEXT = 500 * MIB
+NCCL = 700 * MIB
+# And what it has beside tensors: a workspace of cuBLAS for each of two threads, forward and backward, as large as torch
+# makes it on Hopper (pytorch#120925); and free blocks that are too small, an assumption.
+CUBLAS = 2 * 32 * MIB
 FRAGMENTS = 0.03  # of what comes and goes
-MARGIN = 0.05  # of a card, which is left free: what is computed here may be too little by as much
+MARGIN = 0.05  # of a card, left free: what is computed here may be too little by as much
+AT_ONCE = 4  # weights that transformers' loader has in the making at once, on the host
+
+Parts = dict[str, float]
+# In the order in which they are read. A plan calls some of them otherwise, and people read PART_NAMES.
+PARTS = (
+    "frozen",
+    "weights",
+    "gradients",
+    "optimizer",
+    "outer",
+    "activations",
+    "copies",
+    "logits",
+    "other",
+)
+OUR_NAMES = {"copies": "casts"}
+FINETUNING_NAMES = {"weights": "trained", "copies": "gathered"}
+PART_NAMES = {"casts": "copies", "gathered": "copies"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """parts: bytes by part (PARTS), at the peak; moment: when that is."""
+    """Bytes by part at the peak, and the moment at which that is."""
 
-    parts: dict[str, float]
+    parts: Parts
     moment: str
 
     @property
@@ -85,313 +97,343 @@ class Memory:
         return sum(self.parts.values())
 
 
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """What the moments are computed from. together: processes that meet in every step, under SYNC=diloco those of a
-    site; shards: that share one copy of the weights; writers: that write a checkpoint together (parallel.writers);
-    tokens: of a micro-batch; accumulates: whether a step has several."""
-
-    c: Config
-    processes: int
-    together: int
-    shards: int
-    writers: int
-    on_cpu: bool
-    tokens: int
-    accumulates: bool
-    compiled: bool
-    p: Parameters
-    block: Block
-
-    @property
-    def split(self) -> bool:
-        return self.shards > 1
-
-    @property
-    def table(self) -> int:
-        """Numbers of the embedding, or of the head."""
-        return self.c.padded_vocab_size * self.c.n_embd
-
-    @property
-    def block_weights(self) -> float:
-        """Numbers in the matrices of a block."""
-        return self.p.hidden / self.c.n_layer
-
-
-def case(c: Config, processes: int, processes_of_a_node: int, on_cpu: bool) -> Case:
-    micro = max(1, c.micro_batch(processes))
-    tokens = micro * c.seq_len
-    shards, together = 1, of_a_site(c, processes)
-    if together > 1 and c.parallel != "ddp":
-        shards = together if c.parallel == "fsdp" else c.shard_ranks or processes_of_a_node
-    work = c.last_step * c.batch_tokens * flops_of(c)
-    by_compiler = compiled(c, on_cpu, work)
-    writers = (
-        min(together, processes_of_a_node) if processes == 1 or c.parallel == "ddp" else shards
-    )
-    accumulates = c.batch_windows // processes > micro
-    return Case(
-        c,
-        processes,
-        together,
-        shards,
-        writers,
-        on_cpu,
-        tokens,
-        accumulates,
-        by_compiler,
-        parameters(c),
-        block(c, tokens, on_cpu, by_compiler),
-    )
-
-
-def memory(c: Config, processes: int, processes_of_a_node: int, on_cpu: bool) -> Memory:
-    """Of one of so many processes at the peak of a step, gradients of earlier micro-batches and moments being there."""
-    k = case(c, processes, processes_of_a_node, on_cpu)
-    found = {
-        "loss": at_loss(k),
-        "backward": in_backward(k),
-        "sending": at_sending(k),
-        "end": at_end(k),
-        "update": at_update(k),
-        "exchange": at_exchange(k),
+def peak_memory(step: Step) -> Memory:
+    """Return what a process holds at its peak: not in the first step, before which the optimizer has no state."""
+    moments = {
+        "loading": at_loading(step),
+        "forward": in_forward(step),
+        "loss": at_loss(step),
+        "backward": in_last_block(step),
+        "first block": in_first_block(step),
+        "exchange": at_exchange(step),
+        "evaluation": at_evaluation(step),
     }
-    moment, parts = max(found.items(), key=lambda entry: sum(entry[1].values()))
-    standing = {
-        "weights": FLOAT * k.p.total / k.shards,
-        "optimizer": moments(k),
-        "outer": outer_standing(k),
+    moment = max(moments, key=lambda name: sum(moments[name].values()))
+    parts = dict.fromkeys(PARTS, 0.0)
+    for part, size in (*standing_bytes(step).items(), *moments[moment].items()):
+        parts[part] += size
+    parts["other"] = other_bytes(step, parts)
+    if step.is_ours:
+        del parts["frozen"]
+    if step.config.sync != "diloco":
+        del parts["outer"]
+    names = OUR_NAMES if step.is_ours else FINETUNING_NAMES
+    return Memory({names.get(part, part): size for part, size in parts.items()}, moment)
+
+
+def least_bytes(step: Step) -> float:
+    """Return what a process holds at least when a step ends: weights, gradients, optimizer state, what sites keep."""
+    return sum(standing_bytes(step).values()) + gradient_bytes(step, all_made=True)
+
+
+# ---------------------------------------------------------------------------------------------------
+# Weights, optimizer state, gradients
+# ---------------------------------------------------------------------------------------------------
+
+
+def standing_bytes(step: Step) -> Parts:
+    """Return the bytes that stay through a step: weights, optimizer state, frozen weights, DiLoCo's copies."""
+    model = step.model
+    averages = 2 * model.trained  # AdamW's for each weight; Muon has one for matrices inside blocks
+    if step.config.optimizer == "muon":
+        averages -= all_blocks_numbers(step)
+    parts = {
+        "weights": FLOAT * model.trained / step.shards,
+        "optimizer": FLOAT * averages / step.shards,
     }
-    parts = {name: parts.get(name, 0.0) + standing.get(name, 0.0) for name in parts_of(c)}
-    parts["other"] = other(k, parts)
-    return Memory(parts, moment)
+    if model.lora:
+        parts["frozen"] = model.base_bytes * model.shape.total / step.shards
+    if step.config.sync == "diloco":
+        parts["outer"] = OUTER_STANDING * model.trained / step.shards
+        if step.config.sync_delay:
+            parts["outer"] += exchanged_bytes(step)
+    return parts
 
 
-# ---- What stands through a step
+def exchanged_bytes(step: Step) -> float:
+    """Return what an exchange between sites takes while it runs, of the largest fragment."""
+    share = max(fragment_shares(step.config, step.config.sync_fragments))
+    return OUTER_EXCHANGED * step.model.trained / step.shards * share
 
 
-def moments(k: Case) -> float:
-    """AdamW's two for each weight; Muon's one for matrices in blocks."""
-    muon = k.p.hidden if k.c.optimizer == "muon" else 0
-    return FLOAT * (2 * (k.p.total - muon) + muon) / k.shards
-
-
-def parts_of(c: Config) -> tuple[str, ...]:
-    """PARTS, and what sites keep for each other where they do."""
-    return (*PARTS[:3], "outer", *PARTS[3:]) if c.sync == "diloco" else PARTS
-
-
-def exchanging(k: Case) -> float:
-    """What an exchange takes while it runs, of the weights that it is about."""
-    if k.c.sync != "diloco":
-        return 0.0
-    return OUTER_EXCHANGED * k.p.total / k.shards * max(fragments(k.c, k.c.sync_fragments))
-
-
-def outer_standing(k: Case) -> float:
-    """Beside all moments; with SYNC_DELAY an exchange runs beside them as well."""
-    if k.c.sync != "diloco":
-        return 0.0
-    return OUTER_STANDING * k.p.total / k.shards + (exchanging(k) if k.c.sync_delay else 0.0)
-
-
-def gradients(k: Case, whole: bool) -> float:
-    """Of all weights: DDP's buckets always, others where an earlier micro-batch left them or `whole`.
+def gradient_bytes(step: Step, all_made: bool = False) -> float:
+    """Return what gradients take: DDP's buckets always, others where an earlier micro-batch left them, or all are made.
 
     FSDP2 keeps a whole gradient from one micro-batch to the next with GRAD_SYNC=step, else its part of it.
     """
-    if k.split:
-        if k.accumulates and k.c.grad_sync == "step":
-            return FLOAT * k.p.total
-        return FLOAT * k.p.total / k.shards if k.accumulates or whole else 0.0
-    return FLOAT * k.p.total if whole or k.accumulates or k.together > 1 else 0.0
+    total = float(FLOAT * step.model.trained)
+    if step.is_sharded:
+        if step.accumulates and step.config.grad_sync == "step":
+            return total
+        return total / step.shards if step.accumulates or all_made else 0.0
+    return total if step.accumulates or all_made or step.together > 1 else 0.0
 
 
-def copies(k: Case, blocks: float, head: bool = False, gathered: int = 0) -> float:
-    """Weights as they are used: casts of the matrices of so many blocks, and of the head; or what FSDP2 gathers, the
-    outermost weights for the whole pass, and so many blocks."""
-    s = item_bytes(k.c)
-    if k.split:
-        return s * (outermost(k) + gathered * k.block_weights)
-    return 0.0 if s == FLOAT else s * (blocks * k.block_weights + head * k.table)
+def waiting_bytes(step: Step) -> float:
+    """Return what FSDP2 sent last in the micro-batch before: the outermost gradients."""
+    return sent_bytes(step, outer_numbers(step)) if step.accumulates else 0.0
 
 
-def outermost(k: Case) -> int:
-    """Numbers of embedding and head."""
-    return k.table * (1 if k.c.tie_embeddings else 2)
+def sent_bytes(step: Step, numbers: int) -> float:
+    """Return what FSDP2 has of so many gradients that it sends, and holds until it sends the next."""
+    is_kept = step.accumulates and step.config.grad_sync == "step"
+    if not step.is_sharded or not step.trains_all or is_kept:
+        return 0.0
+    return float(FLOAT * numbers)
 
 
-def waiting(k: Case) -> float:
-    """What FSDP2 sent last in the micro-batch before, and holds until it sends again."""
-    return (
-        FLOAT * outermost(k)
-        if k.split and k.accumulates and k.c.grad_sync == "micro-batch"
-        else 0.0
-    )
+def copies_bytes(step: Step, cast: float, gathered: int) -> float:
+    """Return what weights take as they are used.
+
+    Args:
+        cast: numbers that are there in DTYPE where weights are cast.
+        gathered: blocks that FSDP2 has gathered, beside the outermost weights, which stay for the whole pass. It has
+            all of them where it gathers once a step.
+    """
+    if not step.is_sharded:
+        return step.item * cast if step.casts_weights else 0.0
+    sizes = [block_numbers(step, block) for block in step.model.shape.blocks]
+    in_use = gathered * max(sizes)
+    if step.accumulates and step.config.gathers_once:
+        in_use = all_blocks_numbers(step)
+    return float(step.item * (outer_numbers(step) + in_use))
 
 
-def casts_kept(k: Case) -> float:
-    """Blocks whose casts are there at the end of forward: autograd keeps them, unless backward makes them anew, as
-    compiled code does on a CPU."""
-    return (
-        k.c.n_layer
-        if k.c.activation_checkpointing == "none" and not (k.compiled and k.on_cpu)
-        else 0.0
-    )
+def cast_numbers(step: Step) -> int:
+    """Return the numbers in the matrices of blocks of which autograd keeps copies in DTYPE from forward to backward."""
+    if step.code is COMPILED_ON_CPU or step.config.activation_checkpointing != "none":
+        return 0
+    return sum(block.times * castable(block) for block in step.model.shape.blocks)
 
 
-# ---- The moments
+def castable(block: Block) -> int:
+    """Return the numbers in matrices that are cast: grouped products of experts take them as they are."""
+    return sum(matrix.size for matrix in block.of(ATTENTION) + block.of(MLP))
 
 
-def at_loss(k: Case) -> dict[str, float]:
-    """Within the loss: its gradient by the head's weight, a chunk of logits, the gradient by the hidden states, those
-    of the chunk times their factors, and what the softmax makes of the chunk or, after that, its part of the gradient
-    by the weight."""
-    c, s = k.c, item_bytes(k.c)
-    chunks = math.ceil(k.tokens / (CHUNK_TOKENS_ON_CPU if k.on_cpu else CHUNK_TOKENS))
-    tokens = math.ceil(k.tokens / max(1, chunks))
-    chunk = tokens * c.padded_vocab_size
-    # as it is written: the logits in float32, where they are not, and their softmax; a CPU takes few rows at a time,
-    # and has those before still. Compiled code makes neither; on a CPU it writes its rows beside the logits first
-    rows = (
-        ROWS_IN_CACHE * c.padded_vocab_size * (2 + (s < FLOAT))
-        if k.on_cpu
-        else chunk * (1 + (s < FLOAT))
-    )
-    beside = s * min(tokens, ROWS_AT_ONCE) * c.padded_vocab_size if k.on_cpu else 0
-    softmax = beside if k.compiled else FLOAT * rows
-    columns = min(c.padded_vocab_size, COLUMNS) if k.on_cpu else c.padded_vocab_size
-    part = s * columns * c.n_embd if s < FLOAT else 0
+def outer_numbers(step: Step) -> int:
+    """Return the numbers of embedding and head."""
+    return step.model.shape.outermost - step.model.shape.width
+
+
+def block_numbers(step: Step, block: Block) -> int:
+    """Return the numbers in the matrices of a block, and in their adapters."""
+    return sum(matrix.size for matrix in block.matrices) + step.model.adapters_of(block)
+
+
+def all_blocks_numbers(step: Step) -> int:
+    return sum(block.times * block_numbers(step, block) for block in step.model.shape.blocks)
+
+
+# ---------------------------------------------------------------------------------------------------
+# The moments
+# ---------------------------------------------------------------------------------------------------
+
+
+def at_loading(step: Step) -> Parts:
+    """Return what loading adds: the largest weight as it is read. The optimizer has no state yet."""
+    sizes = [matrix.size for _, matrix in step.model.shape.matrices()]
+    largest = step.model.base_bytes * max(sizes) / step.shards
+    return {"copies": largest, "optimizer": -standing_bytes(step)["optimizer"]}
+
+
+def at_loss(step: Step) -> Parts:
+    """A chunk of logits, what its softmax or its part of the head's gradient adds, and these gradients."""
+    shape, item = step.model.shape, step.item
+    limit = CHUNK_TOKENS_ON_CPU if step.on_cpu else CHUNK_TOKENS
+    chunk = math.ceil(step.tokens / math.ceil(step.tokens / limit))
+    # in float32, without the largest of a row, and clamped; compiled code makes none of them
+    rows = ROWS_IN_CACHE if step.on_cpu else chunk
+    softmax = FLOAT * rows * shape.vocabulary * (2 + (item < FLOAT))
+    if step.is_compiled:  # on a CPU it writes its rows beside the logits first
+        softmax = item * min(chunk, ROWS_AT_ONCE) * shape.vocabulary if step.on_cpu else 0
+    logits = item * chunk * shape.vocabulary
+    if shape.are_logits_capped:
+        logits *= 2
+    hidden = item * step.tokens * shape.width  # their gradients
+    by_head = 0
+    if step.trains_all:
+        logits += FLOAT * shape.table
+        hidden += item * chunk * shape.width  # times their factors
+        columns = shape.vocabulary
+        if step.on_cpu:  # which adds a product in float32 in place
+            columns = min(columns, COLUMNS) if item < FLOAT else 0
+        by_head = item * columns * shape.width
+    casts = shape.table + cast_numbers(step)
+    if step.autocasts:  # it forgets its copies behind the loss
+        casts = shape.table + sum(block.times * castable(block) for block in shape.blocks)
     return {
-        "activations": c.n_layer * k.block.kept + last_norm(k),
-        "logits": FLOAT * k.table
-        + s * chunk
-        + s * (k.tokens + tokens) * c.n_embd
-        + max(softmax, part),
-        "casts": copies(k, casts_kept(k), head=True, gathered=1),
-        "gradients": gradients(k, whole=False) + waiting(k),
+        "activations": activation_bytes(step) + last_norm_bytes(step),
+        "logits": logits + hidden + max(softmax, by_head),
+        "copies": copies_bytes(step, casts, gathered=1),
+        "gradients": gradient_bytes(step) + waiting_bytes(step),
     }
 
 
-def last_norm(k: Case) -> float:
-    return k.tokens * (norm_bytes(k.c, k.on_cpu) * k.c.n_embd + FLOAT)
+def activation_bytes(step: Step) -> float:
+    """Return what all blocks keep."""
+    blocks = step.model.shape.blocks
+    return sum(block.times * kept_bytes(step, block) for block in blocks) - idle_bytes(step)
 
 
-def in_backward(k: Case) -> dict[str, float]:
-    """In the backward of the last block. The gradient by a tied head waits for that of the embedding."""
-    c, s = k.c, item_bytes(k.c)
-    there = gradients(k, whole=False)
-    kept = (c.n_layer - 1) * k.block.kept + k.block.whole + k.block.passing
-    head = k.table * FLOAT if c.tie_embeddings or not there else 0
-    # a product's gradient by its weight, in DTYPE and cast; compiled code gives those of a block at once
-    largest = c.n_embd * max(c.n_embd, c.mlp_dim or 0)
-    made: float = largest * (s if k.split else FLOAT + (s if s < FLOAT else 0))
-    if k.compiled:
-        made = max(s, 0 if k.split else FLOAT) * k.block_weights
+def idle_bytes(step: Step) -> float:
+    """Return what the first block does not keep: in front of the first adapter nothing has a gradient."""
+    if step.trains_all or step.config.activation_checkpointing != "none":
+        return 0.0
+    first = step.model.shape.blocks[0]
+    total = norm_bytes(step, step.code, step.model.shape.width)
+    if not any(matrix.name in step.model.adapted for matrix in first.of(ATTENTION)):
+        total += attention_bytes(step, first)
+    return step.tokens * total
+
+
+def last_norm_bytes(step: Step) -> float:
+    width = step.model.shape.width
+    return step.tokens * (norm_bytes(step, step.eager_code, width) + step.item * width)
+
+
+def in_last_block(step: Step) -> Parts:
+    """The backward pass begins: all other blocks keep what they kept."""
+    last = step.model.shape.blocks[-1]
+    gradients = gradient_bytes(step)
+    if not gradients and step.trains_all and not step.model.shape.tied:
+        gradients = FLOAT * step.model.shape.table  # of the head
+    return in_block(step, last, activation_bytes(step) - kept_bytes(step, last), gradients)
+
+
+def in_first_block(step: Step) -> Parts:
+    """Return what the end of the backward pass adds: all gradients but the embedding's exist.
+
+    In a mixture of experts it may be more in the first block that has any.
+    """
+    candidates = []
+    to_come = step.model.shape.table
+    others = 0.0
+    for block in step.model.shape.blocks:
+        gradients = gradient_bytes(step, all_made=True)
+        if not gradient_bytes(step) and step.trains_all:
+            gradients -= FLOAT * (to_come + block_numbers(step, block)) / step.shards
+        candidates.append(in_block(step, block, others, gradients))
+        to_come += block.times * block_numbers(step, block)
+        others += block.times * kept_bytes(step, block)
+    return max(candidates, key=lambda parts: sum(parts.values()))
+
+
+def in_block(step: Step, block: Block, others: float, gradients: float) -> Parts:
+    """In the backward pass of a block, computed anew where it was not kept.
+
+    Args:
+        others: bytes that other blocks keep.
+        gradients: bytes of those that are there. That of a tied head waits for the embedding's beside them.
+    """
+    model, item = step.model, step.item
+    sizes = [matrix.size for matrix in block.matrices if step.trains_all or model.is_merged(matrix)]
+    # a gradient by a weight is made in DTYPE, and cast; compiled code makes those of a block at once
+    each = FLOAT if step.trains_all and not step.is_sharded else item
+    made = max(sizes, default=0) * (each + item * step.casts_weights)
+    if step.is_compiled:
+        made = sum(sizes) * each
+    # the block behind this one has been sent, and keeps nothing any more
+    sent = sent_bytes(step, block_numbers(step, block)) - kept_bytes(step, block)
+    casts = max(cast_numbers(step), castable(block))
     return {
-        "activations": kept,
-        "logits": head,
-        "casts": copies(k, max(1.0, casts_kept(k)), gathered=2),
-        "gradients": there + made + waiting(k),
+        "activations": others + saved_bytes(step, block) + passing_bytes(step, block),
+        "logits": FLOAT * model.shape.table if step.trains_all and model.shape.tied else 0.0,
+        "copies": copies_bytes(step, casts, gathered=2),
+        "gradients": gradients + made + max(waiting_bytes(step), sent),
     }
 
 
-def at_sending(k: Case) -> dict[str, float]:
-    """When FSDP2 sends the gradient of the last block: as it was made, as it is sent, and the part that comes back."""
-    c, s = k.c, item_bytes(k.c)
-    if not k.split:
+def in_forward(step: Step) -> Parts:
+    """FSDP2 holds what it gathered last until the next block is gathered and laid out."""
+    if not step.is_sharded:
+        return {}
+    last = step.model.shape.blocks[-1]
+    return {
+        "activations": activation_bytes(step) - kept_bytes(step, last),
+        "copies": copies_bytes(step, 0, gathered=3),
+        "gradients": gradient_bytes(step) + waiting_bytes(step),
+    }
+
+
+def at_exchange(step: Step) -> Parts:
+    """Return what a synchronization of sites adds after a step, whose gradients still exist.
+
+    Nothing with SYNC_DELAY, which holds its part all the time (standing_bytes).
+    """
+    if step.config.sync != "diloco" or step.config.sync_delay:
         return {}
     return {
-        "activations": (c.n_layer - 1) * k.block.kept,
-        "logits": k.table * FLOAT if c.tie_embeddings else 0.0,
-        "casts": copies(k, 0.0, gathered=2),
-        "gradients": gradients(k, whole=False) + k.block_weights * (s + FLOAT + FLOAT / k.shards),
+        "outer": exchanged_bytes(step),
+        "gradients": gradient_bytes(step, all_made=True),
     }
 
 
-def at_end(k: Case) -> dict[str, float]:
-    """The gradient of the embedding is dense: beside what a tied head waits with, and beside that of an earlier
-    micro-batch. That of the stream is made float32 for it."""
-    table = k.table * FLOAT * (k.c.tie_embeddings + (gradients(k, whole=False) > 0))
-    stream = k.tokens * k.c.n_embd * (FLOAT + (item_bytes(k.c) if item_bytes(k.c) < FLOAT else 0))
-    return {
-        "activations": stream,
-        "logits": table,
-        "casts": copies(k, 0.0) if k.split else 0.0,
-        "gradients": gradients(k, whole=True) + waiting(k),
-    }
+def at_evaluation(step: Step) -> Parts:
+    """In a block of which nothing is kept, with its weights that have adapters in them."""
+    model = step.model
+    inside = [
+        step.tokens * evaluated_bytes(step, block) + step.item * model.merged(block)
+        for block in model.shape.blocks
+    ]
+    return {"activations": max(inside), "copies": copies_bytes(step, 0, gathered=2)}
 
 
-def at_update(k: Case) -> dict[str, float]:
-    """AdamW in one pass over all makes nothing. Muon has the update of a matrix in float32, and in bfloat16 the matrix
-    that it makes orthogonal, the next of it, and their product with the square of its smaller side."""
-    largest = k.c.n_embd * max(k.c.n_embd, k.c.mlp_dim or 0) if k.c.optimizer == "muon" else 0
-    return {"gradients": gradients(k, whole=True), "casts": largest * (FLOAT + 3 * 2.0)}
+# ---------------------------------------------------------------------------------------------------
+# Beside the model's tensors
+# ---------------------------------------------------------------------------------------------------
 
 
-def at_exchange(k: Case) -> dict[str, float]:
-    """Behind an optimizer step, with gradients still there; beside other moments outer_standing() has it."""
-    if k.c.sync != "diloco" or k.c.sync_delay:
-        return {}
-    return {"outer": exchanging(k), "gradients": gradients(k, whole=True)}
+def other_bytes(step: Step, parts: Parts) -> float:
+    """Return the batch, the rotary angles, and what no tensor of the model explains."""
+    config = step.config
+    indices, rows = 1, config.seq_len
+    if not step.is_ours:  # targets, positions and more, and angles of each
+        indices, rows = 4, step.tokens
+    total = indices * INDEX * (config.batch_windows / step.processes) * (config.seq_len + 1)
+    total += 2 * rows * step.model.shape.head_dim * (FLOAT + step.item)
+    if is_by_mask(step):
+        total += step.tokens * config.seq_len
+    if not step.on_cpu:
+        passing = parts["activations"] + parts["copies"] + parts["logits"]
+        return total + CUBLAS + FRAGMENTS * passing
+    total += PYTHON_AND_TORCH
+    if not step.is_ours:
+        total += TRANSFORMERS
+    if step.is_compiled:
+        total += COMPILER
+    if step.processes > 1:
+        total += JOINED
+    if config.save_every != 0:
+        total += saved_copy_bytes(step)
+    return total + heap_bytes(step)
 
 
-def other(k: Case, parts: dict[str, float]) -> float:
-    """What no tensor of the model explains, beside the batch, the rotary angles, and a mask of documents."""
-    mask = k.tokens * k.c.seq_len if by_mask(k.c, k.on_cpu) else 0
-    batch = 8 * (k.c.batch_windows / k.processes) * (k.c.seq_len + 1) + mask
-    rotary = 2 * k.c.seq_len * k.c.head_dim * (FLOAT + item_bytes(k.c))
-    if not k.on_cpu:
-        return (
-            CUBLAS
-            + batch
-            + rotary
-            + FRAGMENTS * (parts["activations"] + parts["casts"] + parts["logits"])
-        )
-    # the copy that a thread writes: of weights and moments, this process's part
-    saved = (FLOAT * k.p.total + k.shards * moments(k)) / k.writers if k.c.save_every != 0 else 0.0
-    standing = PYTHON_AND_TORCH + COMPILER * k.compiled + JOINED * (k.processes > 1)
-    heap = holes(k) * parts["activations"] + (0 if k.accumulates else HOLES_AT_LEAST)
-    return standing + batch + rotary + saved + heap + HOLES_OF_LOGITS * parts["logits"]
+def saved_copy_bytes(step: Step) -> float:
+    """Return the copy of weights and optimizer state that a thread writes: of a checkpoint, this process's part."""
+    writers = step.shards
+    if not step.is_sharded:
+        writers = min(step.together, step.node_processes)
+    standing = standing_bytes(step)
+    return (standing["weights"] + standing["optimizer"]) * step.shards / writers
 
 
-def holes(k: Case) -> float:
-    """Bytes of the heap in holes for each byte of activations."""
-    if k.compiled:
-        found = HOLES_COMPILED
-    elif k.c.activation_checkpointing != "none":
-        found = HOLES_COMPUTED_ANEW[k.c.activation_checkpointing]
-    else:
-        found = (HOLES if k.accumulates else HOLES_OF_ONE_MICRO_BATCH)[k.c.dtype]
-    return found * (MORE_HOLES_OF_SEVERAL if k.processes > 1 else 1)
+def heap_bytes(step: Step) -> float:
+    """Return the holes in a CPU's heap."""
+    passing = sum(block.times * saved_bytes(step, block) for block in step.model.shape.blocks)
+    return passing * (HOLES_COMPILED if step.is_compiled else HOLES)
 
 
-# ---- What fits
+def loading_host_bytes(step: Step) -> float:
+    """Return what a process with a GPU takes of the host's memory while a fine-tuning loads its weights.
+
+    Its parts of those that are in the making, beside Python. Pages of the files are the system's, which it gives back.
+    """
+    largest = max(matrix.size for _, matrix in step.model.shape.matrices())
+    at_once = AT_ONCE * step.model.base_bytes * largest / step.shards
+    return PYTHON_AND_TORCH + TRANSFORMERS + at_once
 
 
 def usable_bytes(card: GpuSpec) -> float:
-    """Of a card, for what `memory` counts: all but the CUDA context, what NCCL takes, and a margin."""
+    """Return what a card has for `peak_memory`: all but the CUDA context, what NCCL takes, and a margin."""
     return card.memory_gib * GIB * (1 - MARGIN) - CUDA_CONTEXT - NCCL
-
-
-def largest_micro_batch(
-    c: Config, processes: int, processes_of_a_node: int, on_cpu: bool, capacity_bytes: float
-) -> int:
-    """The largest MICRO_BATCH_SIZE that fits into so many bytes and divides the batch; 0 where none does."""
-    share = c.batch_windows // processes
-    # no other size splits it evenly, and of the largest batches there are too many to try each
-    small = [size for size in range(1, math.isqrt(share) + 1) if share % size == 0]
-    for micro in sorted({*small, *(share // size for size in small)}, reverse=True):
-        other_c = c.replace(micro_batch_size=micro)
-        if (
-            find_batch_problem(other_c, processes) is None
-            and memory(other_c, processes, processes_of_a_node, on_cpu).total <= capacity_bytes
-        ):
-            return micro
-    return 0
-
-
-def activation_bytes_per_token(c: Config, on_cpu: bool) -> float:
-    """What all blocks and the last norm keep for backward of a token, with ACTIVATION_CHECKPOINTING as it is set."""
-    k = case(c, 1, 1, on_cpu)
-    return (c.n_layer * k.block.kept + last_norm(k)) / k.tokens

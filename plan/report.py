@@ -1,16 +1,21 @@
-"""A plan in words, on one screen."""
+"""A plan as text: whether it fits, how long it takes and what it costs, then a line for each part.
+
+`report(plan)` fits 24 lines of 100 columns, unless something is wrong. With `MORE=1` the tables follow: every layout of
+the memory, every way to keep processes in step, milestones and data.
+"""
 
 import datetime
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator
 
-from hardware.model_size import flops_of, parameters
-from plan import between, scaling, storage
+from plan.memory import PART_NAMES
 from plan.network import links
-from plan.network.traffic import Sync
-from plan.planner import Held, Plan
-from plan.speed import Speed
+from plan.network.evidence import MEASURED_LOSS, PUBLISHED_FROM
+from plan.planner import Layout, NetworkOption, Plan, SpeedPlan
+from plan.scaling import TOKENS_PER_PARAMETER
+from plan.speed import ASSUMED, MEASURED, OTHERS, PRESET, SCALED, SET
+from plan.storage import wan_save_s
 from record.number_formats import (
     GIB,
     MIB,
@@ -28,408 +33,557 @@ from record.number_formats import (
 )
 from settings import terminal
 from settings.config import Config
-from settings.finding import Finding, format_findings
+from settings.finding import FAIL, PASS, WARN, Finding
 
-INDENT = 9
+LABEL_WIDTH = 11
+CHECK_WIDTH = 15
+TOKEN_BYTES = 5  # of a token of fine-tuning data on disk, at most (docs/finetune.md)
+# What a finding is about, in the words of the report.
+SUBJECTS = {
+    "batch": "Batch",
+    "bf16": "bfloat16",
+    "disk": "Disk",
+    "epochs": "Data",
+    "memory": "Memory",
+    "sites": "Sites",
+    "target-hours": "Time",
+    "target-tokens-per-s": "Speed",
+    "wan": "Network",
+}
+SOURCES = {
+    SET: "as set",
+    PRESET: "assumed, from the preset",
+    OTHERS: "assumed, as others reached",
+    ASSUMED: "assumed",
+}
+OF_THIS_MACHINE = (MEASURED, SCALED)
 Table = list[list[str]]
 
 
-def told(p: Plan) -> str:
-    """All of it."""
-    parts = [
-        title(p),
-        model(p),
-        run(p),
-        pace(p),
-        times(p),
-        table(when(p)),
-        memory(p),
-        disk(p),
-        network(p),
-        sources(p),
-        findings(p.findings),
-    ]
-    return "\n".join(line for part in parts for line in part) + "\n"
-
-
-def title(p: Plan) -> list[str]:
-    """What is planned, on what; and from which step on."""
-    c, fleet = p.c, p.fleet
-    where = (
-        fleet.text
-        + (f" on {fleet.nodes} nodes" if fleet.nodes > 1 else "")
-        + (f" at {fleet.sites} sites" if fleet.sites > 1 else "")
-    )
-    preset = f" (PRESET={c.preset})" if c.run_name != c.preset else ""
-    by = (
-        "computed from a step that was measured"
-        if p.pace.fast.measured
-        else "computed, not measured"
-    )
-    found = wrapped(f"plan of {c.run_name}{preset} on {where}: {by}")
-    if p.begun is None:
-        return found
-    source = "the step of its newest checkpoint"
-    if p.begun.running:
-        source = "it is being trained now"
-    elif p.begun.recorded and p.begun.recorded > p.done:
-        source += f"; its record goes to {p.begun.recorded:,}"
-    return found + entry(
-        "begun",
-        f"step {p.done:,} of {c.last_step:,} is made ({source}): time, cost and dates are "
-        "of what is left",
-    )
-
-
-def model(p: Plan) -> list[str]:
-    c, parts = p.c, parameters(p.c)
-    tables = f"embedding {count(parts.embedding)}" + (
-        " (and head: one table)" if c.tie_embeddings else f", head {count(parts.head)}"
-    )
-    return [
-        *entry(
-            "model",
-            f"{parts.total:,} parameters: {tables}, attention {count(parts.attention)}, "
-            f"MLP {count(parts.mlp)}, norms {count(parts.norms)}",
-        ),
-        *entry(
-            "",
-            f"{si(flops_of(c))}FLOP a token, {si(flops_of(c, causal=True))}FLOP where attention counts its "
-            "causal half only",
-        ),
-    ]
-
-
-def run(p: Plan) -> list[str]:
-    """How long it is, in work."""
-    c, size_of = p.c, parameters(p.c).total
-    share, best = p.tokens / scaling.rule_tokens(size_of), count(scaling.rule_tokens(size_of))
-    beside = f"{100 * share:.2g}% of the compute-optimal {best}"
-    if 0.95 <= share <= 1.05:
-        beside = f"about the compute-optimal {best}"
-    elif share >= 0.1:
-        beside = f"{number(share)} times the compute-optimal {best}"
-    limits = f"{count(scaling.SMALLEST)} to {count(scaling.LARGEST)} parameters"
-    loss = f"n/a. The scaling law covers {limits}."
-    if p.expected_loss:
-        loss = f"{p.expected_loss:.2f} nats/token by a law of other data, for comparing only"
-    elif scaling.SMALLEST <= size_of <= scaling.LARGEST:
-        loss = "n/a: the law says nothing of so few tokens"
-    steps = f"{c.last_step:,} step{'s' * (c.last_step > 1)} of {c.batch_tokens:,} tokens"
-    return [
-        *entry(
-            "run",
-            f"{steps}: {count(p.tokens)}, {number(p.tokens / size_of)} a parameter; {beside} "
-            f"({scaling.RULE} a parameter)",
-        ),
-        *entry("", f"{flops_of(c) * p.tokens:.3g} FLOP; expected loss {loss}".replace("e+", "e")),
-    ]
-
-
-def pace(p: Plan) -> list[str]:
-    """Tokens/s and MFU, and why; what waiting leaves of it."""
-    fast = p.pace.fast
-    if fast.tokens_per_s is None or fast.step_s is None:
-        return entry("speed", f"n/a: {fast.why}")
-    said = f"{rate(fast.tokens_per_s)}, {seconds(fast.step_s)} a step" + (
-        " while computing" if p.pace.wait_s else ""
-    )
-    if fast.mfu_percent is not None and fast.peak_tflops is not None:
-        said += f": {fast.mfu_percent:.3g}% MFU of {peak(p, fast.peak_tflops)}"
-    found = [*entry("speed", said), *entry("", reason(fast))]
-    if p.pace.wait_s and p.pace.tokens_per_s is not None:
-        found += entry(
-            "",
-            f"{rate(p.pace.tokens_per_s)} with {seconds(p.pace.wait_s)} of waiting for the network "
-            "in each step",
-        )
-    return found
-
-
-def reason(fast: Speed) -> str:
-    """Why this MFU."""
-    if fast.measured:
-        return fast.why
-    if fast.why.startswith("MFU="):
-        return f"MFU as set: {fast.why}"
-    return f"MFU {fast.why}" if fast.why.startswith("assumed") else f"MFU: {fast.why}"
-
-
-def peak(p: Plan, tflops: float) -> str:
-    """What all devices can do together, and by whose word."""
-    total, fleet = f"{si(tflops * 1e12)}FLOP/s", p.fleet
-    if fleet.on_cpu:
-        return f"{total}, what products in {p.c.dtype} reach here"
-    card = fleet.slowest(p.c.dtype)
-    each = (
-        f"{fleet.processes} x {si(tflops * 1e12 / fleet.processes)}FLOP/s"
-        if fleet.processes > 1
-        else ""
-    )
-    whose = f" of the {card.key}, for which the others wait" if len(fleet.cards) > 1 else ""
-    return f"{total} in {p.c.dtype} ({each}{whose}{'; ' if each else ''}{card.source})"
-
-
-def times(p: Plan) -> list[str]:
-    """Hours, GPU-hours, kWh, money."""
-    c, time = p.c, p.time
-    if time is None:
-        return []
-    if p.done >= c.last_step:
-        return entry("time", "none: the run is through")
-    parts = [f"training {hours(time.training)}"]
-    if p.fleet.nodes > 1:
-        parts.append(f"waiting for the network {hours(time.waiting)}")
-    if time.evaluating:
-        parts.append(f"evaluation up to {hours(time.evaluating)}")
-    found = entry("time", f"{hours(time.total)}{' more' if p.done else ''}: {', '.join(parts)}")
-    if p.gpu_hours is None or p.kwh is None:
-        return found
-    prices = [
-        f"{name}={price:g}"
-        for name, price in (("PRICE_GPU_HOUR", c.price_gpu_hour), ("PRICE_KWH", c.price_kwh))
-        if price
-    ]
-    cost = (
-        "cost n/a: set PRICE_GPU_HOUR or PRICE_KWH"
-        if p.cost is None
-        else (f"cost {money(p.cost)} at {' and '.join(prices)}")
-    )
-    return found + entry(
-        "",
-        f"{number(p.gpu_hours)} GPU-hours; {number(p.kwh)} kWh, the GPUs alone at their limit; "
-        f"{cost}",
-    )
-
-
-def when(p: Plan) -> Table:
-    if not p.milestones:
-        return []
-    return [
-        ["when", "step", "tokens", "after", "if it goes on now" if p.done else "if it begins now"],
-        *(
-            [m.name, f"{m.step:,}", count(m.tokens), hours(m.hours), clock(m.clock, p.now)]
-            for m in p.milestones
-        ),
-    ]
-
-
-HEADINGS = {"casts": "copies"}  # of parts of memory, where the name in the JSON is none for people
-
-
-def memory(p: Plan) -> list[str]:
-    """A row for each way to spread the model and to recompute; the one that the run takes has a star."""
-    unit, name = (GIB, "GiB") if max(held.need.total for held in p.memory) >= GIB else (MIB, "MiB")
-    each, parts = "process" if p.fleet.on_cpu else "GPU", list(p.memory[0].need.parts)
-    micro, c = p.c.micro_batch(p.fleet.processes), p.c
-    headings = [HEADINGS.get(part, part) for part in parts]
-    rows = [[f"{name} a {each}", "recompute", *headings, "total", "fits", "largest"]]
-    rows += [
-        [
-            way(held, p),
-            held.c.activation_checkpointing,
-            *(binary(held.need.parts[part], unit) for part in parts),
-            binary(held.need.total, unit),
-            "yes" if held.fits else "no",
-            str(held.largest_micro_batch or "none"),
+def report(plan: Plan, more: bool = False) -> str:
+    lines = [*title(plan), *checks(plan), ""]
+    for label, text in facts(plan):
+        lines += entry(label, text)
+    if plan.run.fleet.sites > 1 and plan.network:
+        lines += ["", *between_sites(plan)]
+    if more:
+        lines += [
+            *memory_table(plan),
+            *network_table(plan),
+            *milestone_table(plan),
+            *data_table(plan),
         ]
-        for held in p.memory
-    ]
-    there = f"of {binary(p.capacity_bytes, unit)} {name}"
-    return [
-        *table(rows, left=(0, 1)),
-        *wrapped(
-            f"* as set: {micro} x {c.seq_len:,} tokens at once; fits: {there}; largest: MICRO_BATCH_SIZE that "
-            "does; recompute: ACTIVATION_CHECKPOINTING; copies: weights in DTYPE; other: workspaces, fragmentation",
-            "  ",
-        ),
-    ]
+    hint = "MORE=1 adds every layout. JSON=1 is for programs."
+    if not more:
+        lines += ["", *wrapped(hint + measure_hint(plan))]
+    return "\n".join(lines) + "\n"
 
 
-def way(held: Held, p: Plan) -> str:
-    name = held.c.parallel if p.fleet.processes > 1 else "one process"
-    changed = f", {held.c.optimizer}" if held.c.optimizer != p.c.optimizer else ""
-    return f"{name}{changed}{' *' if held.chosen else ''}"
-
-
-def disk(p: Plan) -> list[str]:
-    c = p.c
-    parts = [
-        f"{size(number)} of {name}"
-        for name, number in storage.disk(c, p.pace.step_s).items()
-        if number
-    ]
-    if unknown := storage.unknown(c):
-        parts.append(f"shards of {' and '.join(unknown)}, whose size is unknown")
-    free = [f"{size(place.free)} free for {' and '.join(place.settings)}" for place in p.places]
-    found = entry("disk", f"up to {', '.join(parts)}" + (f" ({', '.join(free)})" if free else ""))
-    if c.sync == "diloco" and c.sites > 1 and c.save_every != 0:
-        found += entry("", f"each of {c.sites} sites writes as many checkpoints, its own")
-    if p.save_s is not None:
-        found += entry(
-            "",
-            f"a checkpoint is {size(storage.checkpoint_bytes(c))}, safe on disk after "
-            f"{seconds(p.save_s)} at {p.write_mb_s:g} MB/s ({p.write_why})",
-        )
-    if p.save_s is not None and (far := storage.wan_save_s(c)) is not None:
-        found += entry(
-            "", f"to a volume at another site it takes {seconds(far)} with WAN_GBIT={c.wan_gbit:g}"
-        )
-    return found
+def measure_hint(plan: Plan) -> str:
+    is_here = plan.run.config.cards in ("", "here")
+    if is_here and plan.speed.source not in OF_THIS_MACHINE:
+        return " To measure this machine: make doctor PROBE=1"
+    return ""
 
 
 # ---------------------------------------------------------------------------------------------------
-# Network, data, findings
+# At a glance
 # ---------------------------------------------------------------------------------------------------
 
 
-def network(p: Plan) -> list[str]:
-    """Each way to keep processes together, with the bytes that leave one of the widest kind there is; between sites
-    also the hours and the loss of each, and which to take."""
-    if not p.syncs:
-        return []
-    c, fleet = p.c, p.fleet
-    unit = "process" if fleet.on_cpu else "GPU"
+def title(plan: Plan) -> list[str]:
+    fleet = plan.run.fleet
+    where = fleet.text
+    if fleet.nodes > 1:
+        where += f", {fleet.nodes} nodes"
     if fleet.sites > 1:
-        unit = "site"
-    elif fleet.nodes > 1:
-        unit = "node"
-    joined = [f"WAN_GBIT={c.wan_gbit:g} WAN_RTT_MS={c.wan_rtt_ms:g}{links.said(c)}"] * (
-        fleet.sites > 1
-    ) + [f"LAN_GBIT={c.lan_gbit:g}"] * (fleet.nodes > fleet.sites)
-    rows = [
-        ["network, in each step", f"leaves a {unit}", "takes", "time computing", ""],
-        *(
-            [
-                sync.name + (" *" if sync.chosen else ""),
-                size(sync.bytes_per_step),
-                "n/a" if sync.seconds_per_step is None else seconds(sync.seconds_per_step),
-                shares(sync),
-                offered(sync),
-            ]
-            for sync in p.syncs
-        ),
-    ]
-    said = [*joined, *(sync.note for sync in p.syncs if sync.chosen and sync.note)]
-    if fleet.sites == 1:
-        said += ["one site, which DDP suffices for"] * (fleet.nodes > 1)
-        return [
-            *table(rows, left=(0, 4)),
-            *(wrapped("; ".join(["* as set", *said]), "  ") if said else []),
-        ]
-    more = [
-        ("hours", "loss, published"),
-        *(
-            ("n/a" if way.hours is None else number(way.hours), way.loss)
-            for way in between.options(p)
-        ),
-    ]
-    named = [True, *(sync.chosen or not sync.name.startswith(("FSDP", "HSDP")) for sync in p.syncs)]
-    rows = [
-        [*row[:4], column, row[4] or loss]
-        for row, (column, loss), shown in zip(rows, more, named, strict=True)
-        if shown
-    ]
-    return [
-        *table(rows, left=(0, 5)),
-        *wrapped("; ".join(["* as set", *said]), "  "),
-        *(part for line in between.lines(p) for part in wrapped(line, "  ")),
-    ]
+        where += f" at {fleet.sites} sites"
+    name = plan.run_name
+    if plan.fine_tuning:
+        name += f" fine-tunes {plan.model}"
+    speed = "computed, not measured"
+    if plan.speed.source in OF_THIS_MACHINE:
+        speed = f"speed {plan.speed.why}"
+    lines = wrapped(f"{name} on {where} ({speed})")
+    if plan.begun:
+        source = "is training now at" if plan.begun.running else "resumes at"
+        lines += wrapped(
+            f"It {source} step {plan.from_step:,} of {plan.steps or 0:,}. Hours, cost and dates are for the rest."
+        )
+    return lines
 
 
-def offered(sync: Sync) -> str:
-    """Muon has no split weights; the rest that is not offered is not written yet."""
-    if sync.offered:
+def checks(plan: Plan) -> list[str]:
+    """Return the lines that everybody reads: what is wrong, does it fit, hours, cost."""
+    lines = []
+    for level in (FAIL, WARN):
+        for finding in plan.findings:
+            if finding.level == level:
+                lines += check_of(finding)
+    if any(finding.name == "batch" for finding in plan.findings):
+        return lines
+    names = {finding.name for finding in plan.findings}
+    each = "process" if plan.run.fleet.on_cpu else "GPU"
+    if "memory" not in names:
+        text = f"{gib(plan.layout.total_bytes)} of {gib(plan.memory.capacity_bytes)} GiB per {each}"
+        lines += check(PASS, "Memory", text)
+    if "target-hours" not in names:
+        is_known = plan.speed.tokens_per_s is not None
+        lines += check(PASS if is_known else "", "Time", time_text(plan))
+    if cost := cost_text(plan):
+        lines += check("", "Cost", cost)
+    return lines
+
+
+def check_of(finding: Finding) -> list[str]:
+    subject = SUBJECTS.get(finding.name, finding.name)
+    lines = check(finding.level, subject, finding.text)
+    if finding.fix:
+        lines += check("", "", finding.fix)
+    return lines
+
+
+def check(level: str, subject: str, text: str) -> list[str]:
+    head = f"{level:4}  {subject:{CHECK_WIDTH - 6}}"
+    return wrapped(head + text, " " * CHECK_WIDTH)
+
+
+def time_text(plan: Plan) -> str:
+    if plan.fine_tuning:
+        step_s = plan.speed.step_seconds
+        if step_s is None:
+            return f"not known: {plan.speed.why}"
+        if plan.steps:
+            return f"{hours(plan.steps * step_s / 3600)} for {plan.steps:,} steps"
+        return (
+            f"{hours(100 * step_s / 3600)} per 100 steps; DATA and EPOCHS decide how many there are"
+        )
+    if plan.time is None:
+        return f"not known: {plan.speed.why}"
+    if plan.steps == plan.from_step:
+        return "none: the run is complete"
+    end = plan.milestones[-1].clock if plan.milestones else None
+    text = hours(plan.time.total_seconds / 3600)
+    if end:
+        text += f"; if it starts now it ends {clock(end, plan.now)}"
+    return text
+
+
+def cost_text(plan: Plan) -> str:
+    if plan.gpu_hours is None or plan.kwh is None:
         return ""
-    return "not in this version" if sync.name.startswith("DDP") else "with OPTIMIZER=adamw"
+    text = f"{number(plan.gpu_hours)} GPU-hours and {number(plan.kwh)} kWh of the GPUs"
+    if plan.cost is None:
+        return f"{text}; set PRICE_GPU_HOUR or PRICE_KWH to see money"
+    config = plan.run.config
+    prices = []
+    if config.price_gpu_hour:
+        prices.append(f"PRICE_GPU_HOUR={config.price_gpu_hour:g}")
+    if config.price_kwh:
+        prices.append(f"PRICE_KWH={config.price_kwh:g}")
+    return f"{money(plan.cost)} for {text} ({', '.join(prices)})"
 
 
-def shares(sync: Sync) -> str:
-    """Of the time: where nothing hides behind computing, and where all does that may."""
-    if sync.efficiency is None or sync.overlapped is None:
-        return "n/a"
-    least, most = percent(sync.efficiency), percent(sync.overlapped)
+# ---------------------------------------------------------------------------------------------------
+# A line for each part
+# ---------------------------------------------------------------------------------------------------
+
+
+def facts(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Yield (label, text); a text without a label continues the one before."""
+    yield from model_facts(plan)
+    yield from training_facts(plan)
+    yield "Speed", speed_text(plan)
+    for number_of, text in enumerate(group_texts(plan)):
+        yield "" if number_of else "Groups", text
+    yield "Memory", memory_text(plan)
+    yield "Disk", disk_text(plan)
+    if plan.network and plan.run.fleet.sites == 1:
+        yield "Network", network_text(plan)
+    for number_of, one in enumerate(plan.data):
+        there = (
+            "of unknown size"
+            if one.there_tokens is None
+            else f"of {count(one.there_tokens)} tokens"
+        )
+        text = f"{one.source}: {count(one.wanted_tokens)} {there}"
+        if one.epochs is not None:
+            text += f", {epochs_text(one.epochs)} epochs"
+        yield "" if number_of else "Data", text
+    if plan.milestones:
+        parts = []
+        for milestone in plan.milestones:
+            if milestone.name not in ("100%", "warm-up ends"):
+                parts.append(f"{milestone.name} after {hours(milestone.seconds / 3600)}")
+        yield "Progress", ", ".join(parts)
+
+
+def model_facts(plan: Plan) -> Iterator[tuple[str, str]]:
+    flops = f"{si(plan.flops_per_token)}FLOP per token"
+    model = plan.run.model
+    shape = model.shape
+    if not plan.fine_tuning:
+        yield "Model", f"{count(shape.total)} parameters, {flops}"
+        return
+    guess = ", planned as a Llama: a guess" if shape.guessed else ""
+    text = f"{count(shape.total)} parameters ({shape.kind}, {shape.layers} blocks{guess})"
+    if shape.experts:
+        text += f", {count(shape.active)} active: {shape.passed} of {shape.experts} experts"
+    yield "Model", f"{text}, {flops}; from {plan.source}"
+    if model.lora:
+        share = 100 * model.adapters / shape.total
+        yield (
+            "Trained",
+            f"{count(model.adapters)} in adapters of LORA_RANK={plan.run.config.lora_rank} "
+            f"({share:.2g}%); the rest is frozen in {plan.run.config.dtype}",
+        )
+    else:
+        yield "Trained", "all, in float32"
+
+
+def training_facts(plan: Plan) -> Iterator[tuple[str, str]]:
+    if plan.tokens is None or plan.steps is None:
+        most = "at most " if "BATCH_TOKENS" in plan.fitted else ""
+        text = f"{most}{plan.batch_tokens:,} tokens per step"
+        if "EPOCHS" in plan.fitted:
+            text += "; EPOCHS follows from the size of DATA"
+        yield "Training", text
+        return
+    steps = f"{plan.steps:,} step{'s' if plan.steps > 1 else ''} x {plan.batch_tokens:,} tokens"
+    text = f"{steps} = {count(plan.tokens)} tokens"
+    if plan.fine_tuning:
+        yield "Training", text
+        return
+    per_parameter = number(plan.tokens / plan.run.model.shape.total)
+    text += f", {per_parameter} per parameter (compute-optimal: {TOKENS_PER_PARAMETER})"
+    yield "Training", text
+    if plan.expected_loss:
+        yield (
+            "",
+            f"expected loss about {plan.expected_loss:.2f} nats per token (Chinchilla law, fitted on other data)",
+        )
+
+
+def speed_text(plan: Plan) -> str:
+    speed = plan.speed
+    if speed.tokens_per_s is None or speed.step_seconds is None:
+        return f"not known: {speed.why}"
+    text = f"{rate(speed.tokens_per_s)}, {seconds(speed.step_seconds)} per step"
+    if plan.pace.wait_s >= 0.01 * speed.step_seconds:
+        text += f" of which {seconds(plan.pace.wait_s)} wait for other nodes"
+    if speed.mfu_percent is not None:
+        text += f", {speed.mfu_percent:.3g}% MFU"
+    return f"{text} ({source_text(speed, with_reason=True)})"
+
+
+def source_text(speed: SpeedPlan, with_reason: bool = False) -> str:
+    """Say where a speed that is known is from."""
+    if speed.source in OF_THIS_MACHINE:
+        return speed.why
+    text = SOURCES[speed.source]
+    return f"{text}; {speed.why}" if with_reason and speed.source in (OTHERS, ASSUMED) else text
+
+
+def group_texts(plan: Plan) -> Iterator[str]:
+    """Yield what each group does, what they wait for, and whether to take all of them."""
+    need = gib(plan.layout.total_bytes)
+    for group in plan.groups:
+        text = f"{group.count} x {group.card}"
+        if group.sites:
+            text += f", {group.sites} site{'s' if group.sites > 1 else ''}"
+        text += f": {group.batch_tokens:,} tokens per step"
+        if group.step_seconds:
+            text += f" in {seconds(group.step_seconds)}"
+        yield f"{text}; {need} of {gib(group.capacity_bytes)} GiB per GPU"
+    if plan.groups:
+        what = "synchronization" if plan.groups[0].sites else "step"
+        yield f"each GPU has an equal part of the batch, so every {what} waits for the slowest"
+    if choice := plan.group_choice:
+        some = " and ".join(choice.leave_out)
+        without = hours(choice.without_seconds / 3600)
+        everything = "none, since together they cannot train this"
+        if choice.all_seconds is not None:
+            everything = hours(choice.all_seconds / 3600)
+        if choice.settings:
+            yield f"leave out {some}: {without} instead of {everything}. Add {choice.settings}"
+        else:
+            yield f"take all of them: {everything} instead of {without} without {some}"
+
+
+def memory_text(plan: Plan) -> str:
+    layout = plan.layout
+    unit, name = unit_of(layout.total_bytes)
+    parts = []
+    for part, part_bytes in layout.bytes.items():
+        if part_bytes >= 0.005 * layout.total_bytes:
+            parts.append(f"{PART_NAMES.get(part, part)} {binary(part_bytes, unit)}")
+    each = "process" if plan.run.fleet.on_cpu else "GPU"
+    text = f"{', '.join(parts)} {name} per {each}"
+    now = plan.run.micro_batch
+    if layout.largest_micro_batch > now:
+        text += f"; MICRO_BATCH_SIZE can be up to {layout.largest_micro_batch} (now {now})"
+    return text
+
+
+def unit_of(largest_bytes: float) -> tuple[float, str]:
+    return (GIB, "GiB") if largest_bytes >= GIB else (MIB, "MiB")
+
+
+def disk_text(plan: Plan) -> str:
+    parts = [
+        f"{size(part_bytes)} of {part}"
+        for part, part_bytes in plan.disk.bytes.items()
+        if part_bytes
+    ]
+    parts += [f"shards of {name}, of unknown size" for name in plan.disk.unknown]
+    if plan.fine_tuning:
+        parts.append(f"{TOKEN_BYTES} bytes per token of DATA")
+    text = f"up to {', '.join(parts)}"
+    free = [f"{size(place['free_bytes'])} are free" for place in plan.disk.places]
+    if free:
+        text += f"; {' and '.join(free)}"
+    if plan.disk.checkpoint_bytes is not None and plan.disk.save_seconds is not None:
+        text += (
+            f". A checkpoint is {size(plan.disk.checkpoint_bytes)} and takes "
+            f"{seconds(plan.disk.save_seconds)} in the background"
+        )
+    return text
+
+
+def network_text(plan: Plan) -> str:
+    chosen = next(option for option in plan.network if option.chosen)
+    between = "processes" if plan.run.fleet.on_cpu else "GPUs"
+    if plan.run.fleet.nodes > 1:
+        between = f"nodes (LAN_GBIT={plan.run.config.lan_gbit:g})"
+    text = f"{size(chosen.bytes)} per step between the {between}"
+    if chosen.seconds is not None:
+        text += f" in {seconds(chosen.seconds)}"
+    if chosen.computing is not None:
+        text += f", which leaves {busy_range(chosen)} of the time for computing"
+    return text
+
+
+def busy_range(option: NetworkOption) -> str:
+    assert option.computing is not None and option.computing_overlapped is not None
+    least = share_text(option.computing)
+    most = share_text(option.computing_overlapped)
     return least if least == most else f"{least[:-1]} to {most}"
 
 
-def write_epochs(epochs: float | None) -> str:
-    """Two digits, or all of a larger number."""
-    if epochs is None:
-        return "n/a"
+def share_text(share: float) -> str:
+    return "<0.1%" if share < 0.0005 else percent(share)
+
+
+def epochs_text(epochs: float) -> str:
     return f"{epochs:.2g}" if epochs < 10 else f"{epochs:.0f}"
 
 
-def sources(p: Plan) -> list[str]:
-    return table(
-        [
-            ["data", "wanted", "there is", "epochs", ""],
-            *(
+def clock(iso: str, now: str) -> str:
+    """Return 'Sun 22 Nov 05:10', with the year if it is another."""
+    at = datetime.datetime.fromisoformat(iso)
+    this_year = datetime.datetime.fromisoformat(now).year
+    return at.strftime("%a %d %b %H:%M" if at.year == this_year else "%a %d %b %Y %H:%M")
+
+
+# ---------------------------------------------------------------------------------------------------
+# Between sites
+# ---------------------------------------------------------------------------------------------------
+
+
+def between_sites(plan: Plan) -> list[str]:
+    """Return what each way to train across sites takes, for somebody who has never read about DiLoCo."""
+    config = plan.run.config
+    measured = links.describe(config)
+    lines = wrapped(
+        f"{plan.run.fleet.sites} sites with {config.wan_gbit:g} Gbit/s and {config.wan_rtt_ms:g} ms between "
+        f"them{measured}. How often they synchronize decides how long they wait:"
+    )
+    devices = "CPUs" if plan.run.fleet.on_cpu else "GPUs"
+    rows = [["", "sent per step", f"{devices} busy", "hours", "more loss"]]
+    for option in plan.network:
+        if option.chosen or option.outer or option.name == "DDP":
+            rows.append(
                 [
-                    one.source,
-                    count(one.wanted_tokens),
-                    "n/a" if one.there_tokens is None else count(one.there_tokens),
-                    write_epochs(one.epochs),
-                    one.origin,
+                    how_often(option) + (", now" if option.chosen else ""),
+                    size(option.bytes),
+                    "n/a" if option.busy is None else share_text(option.busy),
+                    "n/a" if option.total_seconds is None else number(option.total_seconds / 3600),
+                    loss_text(option),
                 ]
-                for one in p.epochs
-            ),
-        ],
-        left=(0, 4),
+            )
+    lines += table(rows, left=(0,), indent="  ")
+    if plan.run.model.shape.total < PUBLISHED_FROM:
+        lines += wrapped(
+            f"Small models lose more than large ones: {MEASURED_LOSS.source} lost {MEASURED_LOSS.percent}% "
+            f"at {MEASURED_LOSS.sites} sites with SYNC_EVERY={MEASURED_LOSS.every}."
+        )
+    wan_save = wan_save_s(config)
+    if wan_save is not None and config.sync == "diloco":
+        lines += wrapped(f"A site that rejoins fetches a checkpoint in {seconds(wan_save)}.")
+    chosen = plan.between_sites
+    if chosen:
+        lines += wrapped(f"Take {chosen.name}: {chosen.why}.")
+        if chosen.command:
+            lines.append(f"  {chosen.command}")
+    return lines
+
+
+def how_often(option: NetworkOption) -> str:
+    if not option.outer:
+        return f"every step ({option.name})"
+    is_streaming = option.outer["fragments"] > 1 or option.outer["delay"] > 0
+    return f"every {option.outer['every']} steps ({'streaming' if is_streaming else 'DiLoCo'})"
+
+
+def loss_text(option: NetworkOption) -> str:
+    if option.loss_percent is None:
+        return "not known"
+    return f"{option.loss_percent:+g}%" if option.loss_percent else "none"
+
+
+# ---------------------------------------------------------------------------------------------------
+# MORE=1
+# ---------------------------------------------------------------------------------------------------
+
+
+def memory_table(plan: Plan) -> list[str]:
+    layouts = plan.memory.ways
+    unit, name = unit_of(max(layout.total_bytes for layout in layouts))
+    each = "process" if plan.run.fleet.on_cpu else "GPU"
+    parts = list(layouts[0].bytes)
+    headings = [PART_NAMES.get(part, part) for part in parts]
+    rows = [["PARALLEL", "recompute", *headings, "total", "fits", "largest"]]
+    for layout in layouts:
+        rows.append(
+            [
+                layout_name(plan, layout),
+                layout.activation_checkpointing,
+                *(binary(layout.bytes[part], unit) for part in parts),
+                binary(layout.total_bytes, unit),
+                "yes" if layout.fits else "no",
+                str(layout.largest_micro_batch or "none"),
+            ]
+        )
+    text = (
+        f"Memory in {name} per {each}, of {binary(plan.memory.capacity_bytes, unit)}, with "
+        f"{plan.run.micro_batch} x {plan.run.config.seq_len:,} tokens at once. recompute is "
+        "ACTIVATION_CHECKPOINTING; largest is the largest MICRO_BATCH_SIZE; * is as set."
     )
+    if plan.memory.host_loading_bytes and not plan.run.fleet.on_cpu:
+        text += (
+            f" While weights are loaded, a process takes up to {gib(plan.memory.host_loading_bytes)} GiB "
+            "of the host's memory."
+        )
+    return ["", *wrapped(text), *table(rows, left=(0, 1))]
 
 
-def findings(found: Sequence[Finding]) -> list[str]:
-    return [part for line in format_findings(found) for part in wrapped(line)]
+def layout_name(plan: Plan, layout: Layout) -> str:
+    name = layout.parallel if plan.run.fleet.processes > 1 else "one process"
+    if layout.optimizer != plan.run.config.optimizer:
+        name += f", {layout.optimizer}"
+    return f"{name} *" if layout.chosen else name
+
+
+def network_table(plan: Plan) -> list[str]:
+    if not plan.network:
+        return []
+    unit = "process" if plan.run.fleet.on_cpu else "GPU"
+    if plan.run.fleet.nodes > 1:
+        unit = "node"
+    if plan.run.fleet.sites > 1:
+        unit = "site"
+    rows = [["", f"sent per {unit} and step", "takes", "computing", ""]]
+    for option in plan.network:
+        remark = option.note
+        if not option.offered:
+            remark = "needs OPTIMIZER=adamw"
+        rows.append(
+            [
+                option.name + (" *" if option.chosen else ""),
+                size(option.bytes),
+                "n/a" if option.seconds is None else seconds(option.seconds),
+                "n/a" if option.computing is None else busy_range(option),
+                remark,
+            ]
+        )
+    text = "Ways to keep the processes in step, and the share of the time that they compute:"
+    return ["", *wrapped(text), *table(rows, left=(0, 4))]
+
+
+def milestone_table(plan: Plan) -> list[str]:
+    if not plan.milestones:
+        return []
+    rows = [["", "step", "tokens", "after", "if it starts now"]]
+    for one in plan.milestones:
+        at = clock(one.clock, plan.now) if one.clock else "n/a"
+        rows.append([one.name, f"{one.step:,}", count(one.tokens), hours(one.seconds / 3600), at])
+    return ["", *table(rows)]
+
+
+def data_table(plan: Plan) -> list[str]:
+    if not plan.data:
+        return []
+    rows = [["data", "needed", "available", "epochs", ""]]
+    for one in plan.data:
+        available = "n/a" if one.there_tokens is None else count(one.there_tokens)
+        epochs = "n/a" if one.epochs is None else epochs_text(one.epochs)
+        rows.append([one.source, count(one.wanted_tokens), available, epochs, one.origin])
+    return ["", *table(rows, left=(0, 4))]
 
 
 # ---------------------------------------------------------------------------------------------------
-# The one line, and what all of it is made of
+# One line
 # ---------------------------------------------------------------------------------------------------
 
 
-def brief(p: Plan, c: Config) -> str:
-    """One line for the start of a run."""
+def brief(plan: Plan, config: Config) -> str:
+    """Return one line for the start of a run."""
+    fleet = plan.run.fleet
     each = " per GPU"
-    if p.fleet.on_cpu:
-        each = "" if p.fleet.processes == 1 else " per process"
-    memory = f"{gib(p.chosen.need.total)} of {gib(p.capacity_bytes)} GiB of memory{each}"
-    steps = c.last_step - p.done
-    if steps <= 0:
-        return f"plan: all {c.last_step:,} steps are done"
-    more = " more" if p.done else ""
-    run = f"plan: {steps:,}{more} steps of {c.batch_tokens:,} tokens"
-    fast = p.pace.fast
-    # what is assumed of a CPU can be off by a half; the first line of training is not
-    if p.fleet.on_cpu and not fast.measured and c.mfu is None:
-        every = "every step" if c.log_every == 1 else f"every {c.log_every} steps"
-        left = f"; time left is printed {every}"
-        return f"{run}, {memory}{left if steps > c.log_every else ''}"
-    if p.time is None or p.pace.tokens_per_s is None:
-        return f"{run}, {memory}. The hours are not known: {fast.why}"
-    speed = f"{rate(p.pace.tokens_per_s)}, "
-    if fast.measured:
-        speed += "measured"
-    elif fast.why.startswith("assumed"):
-        speed += f"an assumed MFU of {fast.mfu_percent:.3g}%"
-    else:
-        speed += f"an MFU of {fast.mfu_percent:.3g}%"
-    return f"{run}, about {hours(p.time.total)} ({speed}), {memory}"
-
-
-def entry(name: str, text: str) -> list[str]:
-    """A paragraph beside its name."""
-    return textwrap.wrap(
-        text,
-        terminal.find_width(),
-        initial_indent=name.ljust(INDENT),
-        subsequent_indent=INDENT * " ",
-        break_long_words=False,
-        break_on_hyphens=False,
+    if fleet.on_cpu:
+        each = "" if fleet.processes == 1 else " per process"
+    memory = (
+        f"{gib(plan.layout.total_bytes)} of {gib(plan.memory.capacity_bytes)} GiB of memory{each}"
     )
+    if plan.fine_tuning:
+        trained = f"{count(plan.run.model.trained)} of {count(plan.run.model.shape.total)} parameters are trained"
+        step = (
+            f", {seconds(plan.speed.step_seconds)} per step ({source_text(plan.speed)})"
+            if plan.speed.step_seconds
+            else ""
+        )
+        return f"plan: {memory}, {trained}{step}. make plan shows all of it"
+    steps = config.last_step - plan.from_step
+    if steps <= 0:
+        return f"plan: all {config.last_step:,} steps are done"
+    more = " more" if plan.from_step else ""
+    run = f"plan: {steps:,}{more} steps of {config.batch_tokens:,} tokens"
+    # What is assumed of a CPU can be off by a half; the first line of training is not.
+    if fleet.on_cpu and plan.speed.source not in (*OF_THIS_MACHINE, SET):
+        every = "every step" if config.log_every == 1 else f"every {config.log_every} steps"
+        left = f"; time left is printed {every}"
+        return f"{run}, {memory}{left if steps > config.log_every else ''}"
+    if plan.time is None or plan.speed.tokens_per_s is None:
+        return f"{run}, {memory}. The hours are not known: {plan.speed.why}"
+    source = source_text(plan.speed)
+    if plan.speed.source not in OF_THIS_MACHINE:
+        source = f"{plan.speed.mfu_percent:.3g}% MFU {source}"
+    time = hours(plan.time.total_seconds / 3600)
+    return f"{run}, about {time} ({rate(plan.speed.tokens_per_s)}, {source}), {memory}"
 
 
-def wrapped(text: str, indent: str = "      ") -> list[str]:
-    """Lines, all but the first indented."""
+# ---------------------------------------------------------------------------------------------------
+# Paragraphs and tables
+# ---------------------------------------------------------------------------------------------------
+
+
+def entry(label: str, text: str) -> list[str]:
+    """Return a paragraph beside its label."""
+    return wrapped(label.ljust(LABEL_WIDTH) + text, " " * LABEL_WIDTH)
+
+
+def wrapped(text: str, indent: str = "  ") -> list[str]:
+    """Return lines as wide as the terminal, all but the first indented."""
     return textwrap.wrap(
         text,
         terminal.find_width(),
@@ -439,15 +593,15 @@ def wrapped(text: str, indent: str = "      ") -> list[str]:
     )
 
 
-def table(rows: Table, left: tuple[int, ...] = (0,)) -> list[str]:
-    """Columns under their heads, those in `left` to the left and the others to the right.
+def table(rows: Table, left: tuple[int, ...] = (0,), indent: str = "") -> list[str]:
+    """Return columns under their headings, those in `left` aligned to the left, the others to the right.
 
-    What a terminal has no room for stands below, after the same first columns.
+    Columns that the terminal has no room for follow below, after the same first columns.
     """
     if not rows:
         return []
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    most = terminal.find_columns() or math.inf
+    most = (terminal.find_columns() or math.inf) - len(indent)
     first = [i for i in left if i < len(left) and set(range(i)) <= set(left)]
     blocks = [list(first)]
     for i in range(len(first), len(widths)):
@@ -458,16 +612,8 @@ def table(rows: Table, left: tuple[int, ...] = (0,)) -> list[str]:
     lines = []
     for block in blocks:
         for row in rows:
-            cells = [
-                row[i].ljust(widths[i]) if i in left else row[i].rjust(widths[i]) for i in block
-            ]
-            lines.append("  ".join(cells).rstrip())
+            cells = []
+            for i in block:
+                cells.append(row[i].ljust(widths[i]) if i in left else row[i].rjust(widths[i]))
+            lines.append((indent + "  ".join(cells)).rstrip())
     return lines
-
-
-def clock(iso: str | None, now: datetime.datetime) -> str:
-    """'Sun 22 Nov 05:10', with the year where it is another than now; n/a beyond the calendar."""
-    if iso is None:
-        return "n/a"
-    at = datetime.datetime.fromisoformat(iso)
-    return at.strftime("%a %d %b %H:%M" if at.year == now.year else "%a %d %b %Y %H:%M")

@@ -16,7 +16,7 @@ import dataclasses
 import math
 
 from hardware.model_size import parameters
-from plan.data_wanted import declared_tokens
+from plan.data_wanted import TOKENS_PER_PARAMETER, declared_tokens
 from settings.config import Config
 from train.data.data_paths import source_of, wanted_tokens
 
@@ -25,7 +25,7 @@ SMALLEST, LARGEST = 70e6, 16e9  # parameters of the models that the law was fitt
 
 @dataclasses.dataclass(frozen=True)
 class Law:
-    """The five constants of the form above, and what follows from them."""
+    """The five constants of the form above."""
 
     floor: float
     a: float
@@ -36,42 +36,8 @@ class Law:
     def loss(self, parameters: float, tokens: float) -> float:
         return self.floor + self.a / parameters**self.alpha + self.b / tokens**self.beta
 
-    @property
-    def share(self) -> float:
-        """The exponent a of N = G (C / 6)^a, the best size for C FLOPs; tokens go as C to 1 less this."""
-        return self.beta / (self.alpha + self.beta)
-
-    @property
-    def scale(self) -> float:
-        """G. Along 6 N D = C the loss is least where alpha A / N^alpha = beta B / D^beta (its derivative by log N);
-        with D = C / 6 N that is N^(alpha + beta) = alpha A / (beta B) (C / 6)^beta."""
-        return (self.alpha * self.a / (self.beta * self.b)) ** (1 / (self.alpha + self.beta))
-
-    def best_parameters(self, flops: float) -> float:
-        """The size that reaches the least loss with so much compute; its tokens are flops / 6 of these."""
-        return self.scale * (flops / 6) ** self.share
-
-    def best_tokens(self, parameters: float) -> float:
-        """Those for which just this size is the best: best_parameters, solved for the compute."""
-        return float((parameters / self.scale) ** (1 / self.share) / parameters)
-
-    def least_flops(self, loss: float) -> float:
-        """Compute that a model of the best size needs for a loss. Raises ValueError at or below the floor, which none
-        reaches.
-
-        At the best size both terms go as C to -gamma, gamma = alpha beta / (alpha + beta), and B's is alpha / beta of
-        A's: loss - floor = (1 + alpha / beta) A / (G (C / 6)^a)^alpha, solved for C.
-        """
-        if loss <= self.floor:
-            raise ValueError(
-                f"a loss of {loss:g} is not above {self.floor:g}, which no compute reaches"
-            )
-        size = ((1 + self.alpha / self.beta) * self.a / (loss - self.floor)) ** (1 / self.alpha)
-        return float(6 * (size / self.scale) ** (1 / self.share))
-
 
 LAW = Law(floor=1.8172, a=482.01, b=2085.43, alpha=0.3478, beta=0.3658)
-RULE = 20  # tokens a parameter: what the 70B model that Hoffmann et al. trained had, and what presets take
 
 # Muennighoff et al. 2023 (arXiv 2305.16264, 3.1 and appendix A): a pass of the same text is worth less each time, and
 # exponentially so, with this many passes beyond the first for a fall to 1/e; fitted on 182 runs, to 9B parameters.
@@ -85,23 +51,7 @@ def expected_loss(parameters: float, tokens: float) -> float:
 
 def rule_tokens(parameters: float) -> float:
     """By the rule of thumb, 20 a parameter."""
-    return RULE * parameters
-
-
-def optimal_tokens(parameters: float) -> float:
-    """By the law: 24 a parameter at 340M, 18 at 70B. Fewer, and a smaller model would have come further with the same
-    compute; more, and a larger one would, which costs more wherever it is used."""
-    return LAW.best_tokens(parameters)
-
-
-def optimal_parameters(flops: float) -> float:
-    """The size that comes furthest with so many FLOPs, counted as 6 a parameter and token."""
-    return LAW.best_parameters(flops)
-
-
-def wasted(parameters: float, tokens: float) -> float:
-    """The share, 0 to 1, of a run's compute that a model of the best size would have saved at the same loss."""
-    return 1 - LAW.least_flops(expected_loss(parameters, tokens)) / (6 * parameters * tokens)
+    return TOKENS_PER_PARAMETER * parameters
 
 
 def effective_tokens(unique: float, total: float) -> float:
@@ -133,5 +83,5 @@ def loss_of(c: Config) -> float | None:
     size = parameters(c).total
     if not SMALLEST <= size <= LARGEST:
         return None
-    found = expected_loss(size, worth(c))
-    return found if found <= math.log(c.vocab_size) else None
+    loss = expected_loss(size, worth(c))
+    return loss if loss <= math.log(c.vocab_size) else None

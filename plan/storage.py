@@ -11,6 +11,7 @@ import math
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hardware import model_size
 from plan.data_wanted import declared_tokens, sealed
@@ -20,6 +21,9 @@ from settings import ROOT
 from settings.config import Config
 from train.data import data_paths
 from train.data.sources.source import Source
+
+if TYPE_CHECKING:
+    from plan.run import Run
 
 NUMBER_BYTES = 4  # of a weight or a moment: float32, whatever DTYPE is
 TENSOR_BYTES = (
@@ -129,6 +133,20 @@ def disk(c: Config, step_s: float | None = None) -> dict[str, float]:
     }
 
 
+def disk_of(run: "Run", step_s: float | None) -> dict[str, float]:
+    """Return the bytes by part when a run of either kind takes most. Raises CorpusError."""
+    config = run.config
+    if not run.is_finetuning:
+        return disk(config, step_s)
+    kept_last = config.keep_last + 1 if config.save_every != 0 else 0
+    kept_forever = config.last_step // config.keep_every if kept_last and config.keep_every else 0
+    shape = run.model.shape
+    return {
+        "checkpoints": kept_last * run.checkpoint_bytes + kept_forever * run.model.full_bytes,
+        "the export": float(shape.stored * shape.total),
+    }
+
+
 # ---------------------------------------------------------------------------------------------------
 # Where
 # ---------------------------------------------------------------------------------------------------
@@ -181,32 +199,33 @@ def places(c: Config) -> list[Place]:
             "downloads": 0.0 if ready else parts["downloads"],
         },
     }
-    found: list[Place] = []
+    disks: list[Place] = []
     for device in dict.fromkeys(folder.stat().st_dev for folder in folders.values()):
-        here = tuple(name for name, folder in folders.items() if folder.stat().st_dev == device)
-        found.append(
+        on_device = tuple(
+            name for name, folder in folders.items() if folder.stat().st_dev == device
+        )
+        disks.append(
             Place(
-                here,
-                folders[here[0]],
-                {part: max(0.0, size) for name in here for part, size in needs[name].items()},
-                float(shutil.disk_usage(folders[here[0]]).free),
+                on_device,
+                folders[on_device[0]],
+                {part: max(0.0, size) for name in on_device for part, size in needs[name].items()},
+                float(shutil.disk_usage(folders[on_device[0]]).free),
             )
         )
-    return found
+    return disks
 
 
 def existing(name: str, path: Path) -> Path:
     """The folder that a setting names, or the nearest above it that there is. Raises FolderError."""
     try:
-        found = next(folder for folder in (path, *path.parents) if folder.exists())
-        if found.is_dir():
-            return found
-        reason = f"{found} is no folder"
+        folder = next(each for each in (path, *path.parents) if each.exists())
+        if folder.is_dir():
+            return folder
+        reason = f"{folder} is no folder"
     except OSError as error:
         reason = str(error.strerror)
     raise FolderError(
-        f"{name}: {path} cannot be looked into ({reason}); choose another {name}, or mend its "
-        "permissions"
+        f"{name}: {path} cannot be read ({reason}). Choose another {name}, or fix its permissions"
     )
 
 
@@ -216,8 +235,8 @@ def saved_bytes(runs: RunPaths) -> float:
         return size_of(runs.checkpoints.glob("step_*/*"))
     except OSError as error:
         raise FolderError(
-            f"RUNS_DIR: {runs.checkpoints} cannot be looked into ({error.strerror}); choose another "
-            "RUNS_DIR, or mend its permissions"
+            f"RUNS_DIR: {runs.checkpoints} cannot be read ({error.strerror}). Choose another "
+            "RUNS_DIR, or fix its permissions"
         ) from None
 
 

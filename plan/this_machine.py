@@ -1,26 +1,57 @@
-"""How fast the products of this machine's processors are, where a run is planned for them."""
+"""How fast the matrix products of this machine's processors are, where a run is planned for them.
 
+float32 is measured by numpy. bfloat16 needs torch, which a plan does not import: another Python measures it.
+"""
+
+import subprocess
+import sys
 import time
 
-SIZE = 1024  # of the square matrices: 4 MiB each, 2.1 GFLOP a product
+SIZE = 1024  # of the square matrices: 2.1 GFLOP per product
 ROUNDS = 5
+TORCH_LIMIT_S = 60
+BFLOAT16 = f"""
+import time, torch
+a = torch.randn({SIZE}, {SIZE}).bfloat16()
+b = torch.randn({SIZE}, {SIZE}).bfloat16()
+seconds = []
+for _ in range({ROUNDS} + 1):
+    began = time.perf_counter()
+    torch.mm(a, b)
+    seconds.append(time.perf_counter() - began)
+print(min(seconds))
+"""
 
 
-def float32_tflops() -> float:
-    """What products of float32 matrices reach now, by numpy on all processors: the best of a few, in about 0.1 s.
+def measure_tflops(dtype: str) -> float | None:
+    """Return what matrix products in a dtype reach now, the best of a few; None without torch for bfloat16."""
+    if dtype == "float32":
+        seconds = measure_float32()
+    else:
+        try:
+            done = subprocess.run(
+                [sys.executable, "-c", BFLOAT16],
+                capture_output=True,
+                text=True,
+                timeout=TORCH_LIMIT_S,
+                check=True,
+            )
+        except (OSError, subprocess.SubprocessError):
+            return None
+        seconds = float(done.stdout)
+    return 2.0 * SIZE**3 / seconds / 1e12
 
-    torch brings a library of its own for them (oneMKL beside numpy's OpenBLAS): the same to some ten per cent. numpy
-    cannot multiply bfloat16.
-    """
+
+def measure_float32() -> float:
+    """Return the seconds of one product. numpy's OpenBLAS and torch's oneMKL differ by some ten percent."""
     import numpy as np  # 0.1 s, for this alone
 
-    a, b = (
-        np.random.default_rng(seed).standard_normal((SIZE, SIZE), dtype=np.float32)
-        for seed in (0, 1)
-    )
-    product, best = a @ b, float("inf")  # the first starts the threads
+    first = np.random.default_rng(0).standard_normal((SIZE, SIZE), dtype=np.float32)
+    second = np.random.default_rng(1).standard_normal((SIZE, SIZE), dtype=np.float32)
+    product = first @ second  # starts the threads
+    best = float("inf")
     for _ in range(ROUNDS):
         began = time.perf_counter()
-        np.matmul(a, b, out=product)
+        np.matmul(first, second, out=product)
         best = min(best, time.perf_counter() - began)
-    return 2.0 * SIZE**3 / best / 1e12
+    return best

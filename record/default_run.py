@@ -44,9 +44,10 @@ def choose_run(
         return {}
     try:
         with_sent = with_sent and config.where != "local"
-        runs = status.find_runs(root / config.runs_dir, with_sent=with_sent)
+        candidates = status.find_runs(root / config.runs_dir, with_sent=with_sent)
     except RunFolderError:  # who looks for the run reports it
         return {}
+    runs = [run for run in candidates if not status.is_closed(run)]
     running = [run for run in runs if locks.is_at_work(run)]
     names = ", ".join(run.name for run in running)
     if must_run and len(running) > 1:

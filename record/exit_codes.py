@@ -25,6 +25,7 @@ class ExitCode:
         ends_job: a retry cannot help, so the launcher and the cluster's Job end.
         counts: a trainer that ends so without having been asked to is started again, and that
             counts as one of the MAX_RESTARTS failed tries.
+        is_ignored: the cluster's Job makes another pod, however often: the run is not at fault.
     """
 
     code: int
@@ -32,6 +33,7 @@ class ExitCode:
     fix: str
     ends_job: bool = False
     counts: bool = False
+    is_ignored: bool = False
 
 
 ROWS = (
@@ -47,6 +49,7 @@ ROWS = (
         "Other nodes of the run did not join in START_TIMEOUT_S.",
         "Start the missing nodes, and look at their logs.",
         counts=True,
+        is_ignored=True,
     ),
     ExitCode(
         NO_PROGRESS,
@@ -59,6 +62,7 @@ ROWS = (
         "This machine is at fault, not the run.",
         "Start the run on another machine, and run `make doctor` on this one.",
         counts=True,
+        is_ignored=True,
     ),
     ExitCode(
         STOPPED,

@@ -170,12 +170,12 @@ class Timeline:
 
     def claim(self, category: str, seconds: float, step: int = 0) -> float:
         """Claim these seconds, at most those that have passed and nothing claims. Returns how many that are."""
-        taken = min(seconds, self.unclaimed)
-        self.unclaimed -= taken
-        if taken > 0 or category == "training":  # which counts a step, however short it was
+        claimed = min(seconds, self.unclaimed)
+        self.unclaimed -= claimed
+        if claimed > 0 or category == "training":  # which counts a step, however short it was
             place = len(self.attempts) - 1
-            self.claims.append(Claim(place, self.attempts[-1].end, taken, category, step))
-        return taken
+            self.claims.append(Claim(place, self.attempts[-1].end, claimed, category, step))
+        return claimed
 
     def go_back(self, step: int) -> None:
         """The run is at this step: what it trained past it is lost."""

@@ -17,6 +17,7 @@ from settings import ExpectedError
 
 RELEASE_S = 10.0  # a trainer whose torchrun was killed holds its run this much longer, at most
 RETRY_S = 0.1
+LONGEST_HOLDER = 1000  # bytes of a lock that are read
 HOLDER = re.compile(r"pid (\d+) on ([^\s:]+)")
 
 
@@ -87,7 +88,7 @@ def read_holder(path: Path) -> str:
     """Return what the holder of a lock wrote into it, fit for a terminal; "" if it cannot be read."""
     try:
         with open_regular(path) as file:
-            return make_printable(file.read().decode(errors="replace").strip())
+            return make_printable(file.read(LONGEST_HOLDER).decode(errors="replace").strip())
     except OSError:
         return ""
 
@@ -110,7 +111,7 @@ def is_held(paths: RunPaths) -> bool:
 
 
 def has_job(paths: RunPaths) -> bool:
-    """Return whether train/start_node.py or a pipeline works on the run: prepares data, trains, draws plots."""
+    """Return whether train/start_node.py works on the run: prepares data, trains, draws plots."""
     return is_locked(paths.job)
 
 
@@ -130,7 +131,7 @@ def hold(
     try:
         for folder in (path.parent, *folders):
             folder.mkdir(parents=True, exist_ok=True)
-        lock = open(path, "a+", encoding="utf-8")  # noqa: SIM115 (held until it is closed)
+        lock = open(path, "a+", encoding="utf-8", opener=only_regular)  # noqa: SIM115 (held until it is closed)
         if not take_lock(lock, patience_s):
             raise RunIsHeld(
                 f"{path.parent}: another process {work} ({read_holder(path)}). Wait for it, stop it, "
@@ -141,7 +142,7 @@ def hold(
         raise RunFolderError(
             f"{error.filename or path.parent}: cannot be written ({error.strerror}). Choose another "
             "place with RUNS_DIR, free some space, or fix its permissions"
-        ) from None
+        ) from error
     return lock
 
 

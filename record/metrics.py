@@ -37,18 +37,20 @@ Keys of every record: `time` (Unix seconds), `mono_s` (the monotonic clock of th
     gap             reason: `away` (the site `replica` missed the steps from `from` to `to`) or `record removed`
                     (metrics.jsonl was removed, replaced or cut; this is the first record since then)
     end             reason: done, stopped or crashed, stall_s: seconds of the last save, goodput: seconds by category
-                    since the first start (goodput.py), shares: of each source
+                    since the first start (goodput.py), shares: of each source, plan: name -> [predicted,
+                    actual] (account.py), {} without a plan.json
 """
 
-import errno
 import io
 import json
 import logging
+import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from record.regular_file import open_regular
 from settings.json_file import parse_object
 
 log = logging.getLogger(__name__)
@@ -75,6 +77,9 @@ STEP_KEYS = (
     "exchange_stall_s",  # seconds that synchronizations between sites took from training before this step
     "replica",  # the site of this step, under SYNC=diloco: loss and grad_norm are of its part of the batch
 )
+LATEST_S = 253402300799  # the last second of the year 9999
+# What every reader counts with, where a record has it.
+FORM = {"step": int, "tokens": int, "attempt": int, "startup_s": dict, "world_size": int}
 LARGEST_NUMBER = 1e300  # sums of such numbers stay finite
 
 # What the console shows of an event, and how.
@@ -102,6 +107,7 @@ FORMATS = {
 ON_TERMINAL = ("loss", "tokens_per_s", "val_loss", "val_bpb", "core")
 
 CHUNK_BYTES = 2**18
+LONGEST_LINE = 2**22  # bytes; with the texts of a rollback a line has some 10,000
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -159,7 +165,7 @@ class RecordReader:
                 self.damaged_lines,
             )
 
-    def read_new(self, most_bytes: int = -1) -> list[Record]:
+    def read_new(self, most_bytes: float = math.inf) -> list[Record]:
         """Return the records of the lines that were completed since, about `most_bytes` of them at most.
 
         Raises OSError where the file exists but cannot be read.
@@ -175,30 +181,48 @@ class RecordReader:
                     file.seek(self.size - self.last_bytes - 1)
                     file.readline()
                     self.position = file.tell()
-            file.seek(self.position)
-            text = file.read(most_bytes) + file.readline()
-        *lines, rest = text.split(b"\n")
-        self.position += len(text) - len(rest)
-        return self.parse(lines)
+            return self.read_lines(file, min(self.size, self.position + most_bytes))
 
     def open(self) -> BinaryIO:
         """Open the file; one that does not exist is empty."""
-        if not self.path.exists():
+        try:
+            return open_regular(self.path)
+        except FileNotFoundError:
             return io.BytesIO()
-        if not self.path.is_file():  # opening a pipe would wait for a writer
-            raise OSError(errno.EINVAL, "is not a file", str(self.path))
-        return open(self.path, "rb")
 
-    def parse(self, lines: Iterable[bytes]) -> list[Record]:
+    def read_lines(self, file: BinaryIO, end: float) -> list[Record]:
+        """Return the records of the complete lines that begin before `end`."""
         records = []
-        for line in lines:
+        file.seek(self.position)
+        while self.position < end:
+            line = file.readline(LONGEST_LINE)
+            is_complete = line.endswith(b"\n")
+            is_long = len(line) == LONGEST_LINE and not is_complete
+            if is_long:
+                is_complete = skip_line(file)
+            if not is_complete:
+                break
+            self.position = file.tell()
             self.lines += 1
             try:
+                if is_long:
+                    raise ValueError(f"is longer than {LONGEST_LINE} bytes")
                 records.append(parse_record(line))
             except ValueError as fault:
                 self.damaged_lines += 1
                 self.first_damage = self.first_damage or f"line {self.lines} {fault}"
         return records
+
+
+def skip_line(file: BinaryIO) -> bool:
+    """Go on to the end of a line. Returns whether it has one."""
+    while not file.readline(CHUNK_BYTES).endswith(b"\n"):
+        try:
+            # Bytes that were never written, of which a file may have terabytes, have no line end.
+            file.seek(file.tell(), os.SEEK_DATA)
+        except OSError:  # there is nothing more
+            return False
+    return True
 
 
 def parse_record(line: bytes) -> Record:
@@ -210,9 +234,22 @@ def parse_record(line: bytes) -> Record:
     event = record.get("event")
     if not isinstance(event, str) or not is_number(record.get("time")):
         raise ValueError("is a record without event and time")
+    if not 0 <= record["time"] <= LATEST_S:
+        raise ValueError(f"has time={record['time']}, which is no date")
     if event in NEEDS_STEP and not isinstance(record.get("step"), int):
         raise ValueError(f"is a record of event {event!r} without a step")
+    for name, kind in FORM.items():
+        value = record.get(name)
+        if value is not None and not is_of_kind(value, kind):
+            raise ValueError(f"has {name}={ascii(value)[:20]}, which is no {kind.__name__}")
     return record
+
+
+def is_of_kind(value: Any, kind: type) -> bool:
+    """Return whether a value has this type: an integer of 64 bits, which a bool is not, or an object."""
+    if kind is int:
+        return type(value) is int and abs(value) < 2**63
+    return isinstance(value, kind)
 
 
 def is_number(value: Any) -> bool:

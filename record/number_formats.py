@@ -22,8 +22,8 @@ def count(value: float) -> str:
 
 def rate(tokens_per_s: float) -> str:
     """'1.2M tokens/s', '429,000 tokens/s': three digits"""
-    said = float(f"{tokens_per_s:.3g}")
-    return f"{count(said) if said >= 100 else number(said)} tokens/s"
+    rounded = float(f"{tokens_per_s:.3g}")
+    return f"{count(rounded) if rounded >= 100 else number(rounded)} tokens/s"
 
 
 def si(value: float) -> str:

@@ -1,5 +1,5 @@
 """Where a run comes from: machine, versions, commit. Read once at a start, kept beside its results. Standard library
-only: the roll call of nodes compares versions before any of them loads torch."""
+only: the rendezvous of nodes compares versions before any of them loads torch."""
 
 import contextlib
 import importlib.metadata
@@ -87,12 +87,12 @@ def run_git(*arguments: str, timeout: float | None = None) -> subprocess.Complet
 def explain_missing_commit() -> str:
     """Say why git names no commit of this code, and what to do."""
     try:
-        said = run_git("rev-parse", "--verify", "HEAD", timeout=20).stderr
+        message = run_git("rev-parse", "--verify", "HEAD", timeout=20).stderr
     except FileNotFoundError:
         return "git is not installed. Install it"
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"git failed: {error}"
-    if "safe.directory" in said:
+    if "safe.directory" in message:
         command = f"git config --global --add safe.directory {shlex.quote(str(ROOT))}"
         return f"git does not read a checkout that another user owns. Run `{command}`"
-    return f"git says: {said.partition(chr(10))[0]}. Use a git clone"
+    return f"git says: {message.partition(chr(10))[0]}. Use a git clone"

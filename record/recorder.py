@@ -20,6 +20,7 @@ from record.metrics import (
     to_console,
     to_json,
 )
+from record.regular_file import only_regular
 from record.run_paths import RunPaths
 
 log = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ class Recorder:
                 raise RunFolderError(
                     f"{self.path}: cannot be read and written ({error.strerror}). Move it away to "
                     "begin a new record."
-                ) from None
+                ) from error
 
     def open(self) -> None:
         """Open the record to go on with it, and warn of damaged lines.
@@ -74,7 +75,7 @@ class Recorder:
                 self.saved_step = step
             elif record["event"] in GOES_BACK:
                 self.saved_step = min(self.saved_step, step)
-        self.file = open(self.path, "ab", buffering=0)  # noqa: SIM115
+        self.file = open(self.path, "ab", buffering=0, opener=only_regular)  # noqa: SIM115
         self.file.truncate(reader.position)
         self.written = reader.position
 

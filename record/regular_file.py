@@ -5,8 +5,10 @@ Opening a pipe waits for its writer, a device may do anything, and a link may le
 
 import contextlib
 import errno
+import fcntl
 import io
 import os
+import shutil
 import stat
 import sys
 import threading
@@ -15,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from record.durable import open_whole
 from record.exit_codes import MACHINE_FAULT
 from settings.terminal import complain
 
@@ -86,18 +89,40 @@ def open_descriptor(path: Path, follow: bool = True) -> int:
 
 
 def only_regular(path: str | Path, flags: int) -> int:
-    """Open a regular file without waiting: the `opener` of `open`. Raises OSError, also if it is anything else."""
+    """Open a regular file without waiting: the `opener` of `open`. Raises OSError, also if it is anything else.
+
+    A file that is to be written may not be a link: somebody else's run folder could have one to a file of
+    the user's. If it has another name too (a hard link, as of `cp -al`), a copy takes its place first.
+    """
+    is_written = flags & (os.O_WRONLY | os.O_RDWR)
+    if is_written:
+        flags |= os.O_NOFOLLOW
     try:
-        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+        # What is to be emptied is looked at first.
+        descriptor = os.open(path, (flags & ~os.O_TRUNC) | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     except OSError as error:
         is_refused_link = flags & os.O_NOFOLLOW and error.errno == errno.ELOOP
         if is_refused_link or error.errno in (errno.ENXIO, errno.ENODEV):
             raise not_regular(path) from None
         raise
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    facts = os.fstat(descriptor)
+    if stat.S_ISREG(facts.st_mode) and not (is_written and facts.st_nlink > 1):
+        if flags & os.O_TRUNC:
+            os.ftruncate(descriptor, 0)
+        return descriptor
+    try:
+        if not stat.S_ISREG(facts.st_mode):
+            raise not_regular(path)
+        # A lock that is held is not replaced.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        with open_whole(Path(path)) as copy, open_regular(Path(path)) as file:
+            shutil.copyfileobj(file, copy)
+            os.fchmod(copy.fileno(), stat.S_IMODE(facts.st_mode))
+    except BlockingIOError:
+        raise OSError(errno.EBUSY, "is locked by another process", str(path)) from None
+    finally:
         os.close(descriptor)
-        raise not_regular(path)
-    return descriptor
+    return only_regular(path, flags)
 
 
 def open_inside(folder: Path, name: str) -> io.BufferedReader:

@@ -46,6 +46,7 @@ class RunPaths:
         # What the run is and did
         self.config = folder / "config.json"  # the resolved settings and the provenance
         self.tokenizer = folder / "tokenizer.json"  # with which it was trained
+        self.plan = folder / "plan.json"  # what was predicted of it (account.py)
         self.metrics = folder / "metrics.jsonl"  # the record: one JSON object per line (metrics.py)
         self.status = folder / "STATUS.json"  # what it is doing now, and a heartbeat
         self.sent = folder / "cluster.json"  # where it was sent, if that is a cluster

@@ -36,6 +36,7 @@ from record.locks import (
     read_stage,
 )
 from record.metrics import Record, RecordReader, duration, is_number
+from record.regular_file import open_regular
 from record.run_paths import RunPaths
 from settings import ROOT, SettingsError, explain_error, load_config
 from settings.config import Config
@@ -48,6 +49,7 @@ log = logging.getLogger(__name__)
 
 FAILED = ("refused", "crashed")
 OVER = ("stopped", "done", *FAILED)
+LARGEST_PID = 2**22  # of Linux
 BEAT_S = 1.0  # at most one heartbeat in this time
 LONGEST_WHY = 300  # characters
 # What a run knows of itself, across attempts; step_s and save_s are the seconds that a step and a save took.
@@ -232,7 +234,9 @@ def describe_end(paths: RunPaths) -> str:
     """Return lines with the last words of a run in the background that ended before training; else ""."""
     if look_up(paths)[0] or is_at_work(paths) or not has_words(paths):
         return ""
-    lines = paths.console_log.read_text(errors="replace").split("\n")
+    with open_regular(paths.console_log) as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - LAST_BYTES))
+        lines = file.read().decode(errors="replace").split("\n")
     words = [make_printable(line) for line in lines if line.strip()]
     return "".join(f"\n  {line}" for line in words[-LAST_WORDS:])
 
@@ -342,6 +346,11 @@ def ask(paths: RunPaths, pid: int, host: str) -> None:
             f"run {paths.name} is trained on {host} (pid {pid}), and this is {socket.gethostname()}: "
             f"run make stop {name_run(paths.folder)} there"
         )
+    if not 1 < pid <= LARGEST_PID:
+        raise StopError(
+            f"run {paths.name}: its lock names pid {pid}, which is no process of a run. Find who trains it "
+            f"with: fuser {paths.lock} {paths.job}"
+        )
     try:
         os.kill(pid, signal.SIGTERM)
     except ProcessLookupError:  # it has just ended by itself
@@ -350,6 +359,23 @@ def ask(paths: RunPaths, pid: int, host: str) -> None:
         raise StopError(
             f"run {paths.name} belongs to another user (pid {pid}), and only they can stop it"
         ) from None
+
+
+def find_trainer(paths: RunPaths) -> int:
+    """Return the pid of a process here that writes this run's record; 0 if none is known.
+
+    It has lost its lock if somebody has removed that file.
+    """
+    state = read(paths.status)
+    pid = state.get("pid")
+    if state.get("host") != socket.gethostname() or not isinstance(pid, int):
+        return 0
+    record = os.path.realpath(paths.metrics)
+    with contextlib.suppress(OSError):
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            if os.path.realpath(descriptor) == record:
+                return pid
+    return 0
 
 
 def find_runs(parent: Path, node: int = 0, with_sent: bool = False) -> list[RunPaths]:

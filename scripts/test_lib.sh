@@ -17,7 +17,7 @@ keep_bytecode() {
 #                 much of a test is waiting
 # shellcheck disable=SC2034  # for those who source this
 prepare_pytest() {
-  unset MAKE_TARGET MAKE_SETTINGS # what tests start is of no target, unless they say so
+  unset MAKE_TARGET MAKE_SETTINGS MAKE_GOALS # tests start things for no target, unless they say so
   local folder worker workers
   keep_bytecode
   # One thread each, and idle threads do not spin. The models of the tests are tiny, and several of

@@ -72,6 +72,8 @@ def check_nodes(config: Config, workload: Workload) -> int:
 def start(words: list[str], node: Node) -> int:
     """Check, then train. Returns the exit code."""
     code = node.refuse_second_job()
+    if code == DONE:
+        code = node.check_machine()
     if code == DONE and "node" in words:
         code = check_nodes(node.config, node.workload)
     if code == DONE:

@@ -73,6 +73,15 @@ class Cluster(Section):
         ),
         example="nvidia.com/a100",
     )
+    exclude_nodes: str = setting(
+        "",
+        "Nodes that pods must not run on, next to those that `make bad-nodes` lists.",
+        format=Format(
+            r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?(,[a-z0-9]([-a-z0-9.]*[a-z0-9])?)*",
+            "names of nodes with commas between them",
+        ),
+        example="gpu-07.example.org,gpu-12.example.org",
+    )
     site: str = setting(
         "",
         "Zone that all pods must run in. `make sites` lists the zones. Default: any zone.",

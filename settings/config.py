@@ -80,6 +80,15 @@ class Config(
         """Whether DATA is text to pretrain on, and not conversations to fine-tune a model on."""
         return is_pretrained_on(self.values())
 
+    @property
+    def gathers_once(self) -> bool:
+        """Whether FSDP2 gathers weights once a step, rather than for each pass, while gradients accumulate.
+
+        It then holds all weights in DTYPE. It does where it holds whole gradients, in float32: with
+        GRAD_SYNC=step, if all weights are trained.
+        """
+        return self.grad_sync == "step" and not self.lora_rank
+
     def micro_batch(self, world_size: int) -> int:
         """Return the number of sequences in a forward pass of one of `world_size` processes.
 

@@ -41,9 +41,12 @@ class ExpectedError(Exception):
     """What its message explains: a process ends by it without a traceback, with this exit code.
 
     Codes are those of record/exit_codes.py. This one: data or environment are bad.
+
+    machine_fault: what of record/machine_faults.py it may be; "" for what is the same on every node.
     """
 
     exit_code = 78
+    machine_fault = ""
 
 
 class SettingsError(ExpectedError):

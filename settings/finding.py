@@ -12,7 +12,8 @@ class Finding:
 
     name: what ALLOW_FAIL calls the check.
     fix: the command or setting that fixes it.
-    code: the exit code of a launcher that it stops: 64 if a setting must change, 78 if the machine must.
+    code: the exit code of a launcher that it stops: 64 if a setting must change, 78 if the machine must,
+        71 where a pod may find another machine.
     """
 
     name: str

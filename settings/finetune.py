@@ -29,6 +29,7 @@ class Tuning(Section):
         "(or OWNER/NAME@COMMIT) on the Hub.",
         example="tiny",
         resume=FROZEN,
+        used_by=FINETUNE - PIPELINE,
     )
     eval_data: str = setting(
         "",
@@ -48,21 +49,23 @@ class Tuning(Section):
     )
     epochs: Count = setting(
         1,
-        "Number of passes over DATA. MAX_STEPS can end fine-tuning earlier.",
+        "Number of passes over DATA. MAX_STEPS can end fine-tuning earlier. Default: 1 to 5, for about "
+        "100 steps. `make finetune` also chooses SEQ_LEN and BATCH_TOKENS for MODEL and DATA, up to those "
+        "of its preset, and LEARNING_RATE for LORA_RANK, unless they are set.",
         maximum=1000,
         resume=TRACKED,
     )
     mid_data: str = setting(
-        "",
-        "Data of mid-training: several as for DATA, with commas between them. SOURCE*2 counts "
-        "twice, and `exercises` stands for generated questions.",
-        example="exercises",
+        "HuggingFaceTB/smol-smoltalk,cais/mmlu:all:auxiliary_train,openai/gsm8k:main:train",
+        "Data of mid-training, given as for DATA in `make finetune`. `exercises` stands for "
+        "conversations that are made up.",
         used_by=PIPELINE,
     )
     sft_data: str = setting(
-        "",
+        "HuggingFaceTB/smoltalk:everyday-conversations:train,"
+        "HuggingFaceTB/smoltalk:smol-constraints:train,allenai/ai2_arc:ARC-Easy:train,"
+        "allenai/ai2_arc:ARC-Challenge:train,openai/gsm8k:main:train",
         "Data of supervised fine-tuning (SFT) in the pipeline, given as for MID_DATA.",
-        example="exercises,chats.jsonl*2",
         used_by=PIPELINE,
     )
 

@@ -10,6 +10,7 @@ from settings.targets import TARGETS, VARIABLES
 OTHER_NAMES = {
     "BATCH_SIZE": "BATCH_TOKENS",
     "BLOCK_SIZE": "SEQ_LEN",
+    "CHAT": "make chat, or make eval EVAL_DATA=questions.jsonl",
     "CHECKPOINT_EVERY": "SAVE_EVERY",
     "CLIP": "GRAD_CLIP",
     "CONTEXT_LENGTH": "SEQ_LEN",

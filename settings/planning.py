@@ -81,11 +81,20 @@ class Planning(Section):
         "",
         "Compare depths (`depth`, or `1`) or numbers of GPUs (`gpus`), and recommend one.",
         choices=("depth", "gpus", "1"),
+        needs="REVIEW!=1",
+        used_by={"plan"},
+    )
+    review: bool = setting(
+        False,
+        "Compare the runs in RUNS_DIR with what was planned before they began.",
         used_by={"plan"},
     )
     probe: bool = setting(
         False,
         "Measure this machine for a minute: matmuls, memory, disk, links and one real step.",
         used_by={"doctor"},
+    )
+    more: bool = setting(
+        False, "Print every layout and table too.", needs="REVIEW!=1", used_by={"plan"}
     )
     json: bool = setting(False, "Print JSON.", used_by={"plan", "doctor", "compare"})

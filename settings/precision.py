@@ -20,7 +20,7 @@ def choose_dtype(device: str) -> str:
     """
     if device != "cpu" and is_gpu_visible():
         names = ",".join(visible_gpus() or [])
-        is_old = any(found < BFLOAT16_FROM for found in read_capabilities(names))
+        is_old = any(capability < BFLOAT16_FROM for capability in read_capabilities(names))
         return "float32" if is_old else "bfloat16"
     if BFLOAT16_UNITS & (read_cpu_flags() or frozenset()):
         return "bfloat16"
@@ -40,8 +40,8 @@ def read_capabilities(names: str) -> tuple[tuple[int, int], ...]:
         printed = ask_nvidia_smi(*options, limit_s=SMI_S)
     except (OSError, subprocess.TimeoutExpired):
         return ()
-    found = re.findall(r"^(\d+)\.(\d+)$", printed, re.MULTILINE)
-    return tuple((int(major), int(minor)) for major, minor in found)
+    pairs = re.findall(r"^(\d+)\.(\d+)$", printed, re.MULTILINE)
+    return tuple((int(major), int(minor)) for major, minor in pairs)
 
 
 def read_cpu_flags(path: Path = Path("/proc/cpuinfo")) -> frozenset[str] | None:
@@ -50,5 +50,5 @@ def read_cpu_flags(path: Path = Path("/proc/cpuinfo")) -> frozenset[str] | None:
         text = path.read_text(errors="replace")
     except OSError:
         return None
-    found = re.search(r"^flags\s*:(.*)$", text, re.MULTILINE)
-    return frozenset(found[1].split()) if found else None
+    match = re.search(r"^flags\s*:(.*)$", text, re.MULTILINE)
+    return frozenset(match[1].split()) if match else None

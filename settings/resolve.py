@@ -25,7 +25,11 @@ from settings.targets import (
     DRY_RUN,
     EITHER,
     FIND,
+    FINETUNE,
+    LISTS_RUNS,
+    PRETRAIN,
     PREVIEW,
+    READ_A_RUN,
     RESUME,
     START,
     TARGET_DEFAULTS,
@@ -33,6 +37,7 @@ from settings.targets import (
     TRAIN,
     VARIABLES,
 )
+from settings.tuning_rules import FITTED, fit_to_model, is_finetuning, is_fitted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,12 +48,14 @@ class Resolved:
         origins: NAME -> where its value comes from.
         explicit: names that are set on the command line, in the environment or in the env file.
         invalid: names whose own value is refused, and whose default stands in the config.
+        fitted: names of FITTED that nobody has set, so fine-tuning chooses their values.
     """
 
     config: Config
     origins: dict[str, str]
     explicit: set[str]
     invalid: set[str]
+    fitted: set[str]
     problems: list[str]
     warnings: list[str]
 
@@ -254,11 +261,38 @@ def take_shape(inputs: Inputs, chosen: SourcedValues) -> SourcedValues:
         names = stored.keys() & {*SHAPE, "TOKENIZER"}
         texts = {name: format_value(stored[name]) for name in names}
         return add_origin(texts, "the run's config.json")
+    problem = explain_closed(inputs.root / folder.text)
+    if problem:
+        inputs.problems.append(f"INIT_FROM={folder.text}: {problem}")
+        return {}
     if (inputs.root / folder.text).is_dir():
         return read_folder(folder, inputs.root, inputs.explicit, inputs.problems)
     if inputs.target in START:
         inputs.problems.append(explain_missing(folder.text))
     return {}
+
+
+def explain_closed(folder: Path) -> str:
+    """Say what to do if a folder is there and this user may not look into it; "" if all is well."""
+    if not os.path.isdir(folder) or os.access(folder, os.R_OK | os.X_OK):
+        return ""
+    return f"You may not read {show_path(folder)}. Ask its owner to allow it (chmod a+rX), or choose another."
+
+
+def explain_link(folder: Path) -> str:
+    """Say what to do if a run has a link in place of a folder of its own, which it would write to and clear.
+
+    "" if it has none.
+    """
+    if not os.path.isdir(folder):
+        return ""
+    for entry in sorted(folder.iterdir()):
+        if entry.is_symlink() and entry.is_dir():
+            return (
+                f"{show_path(entry)} is a link to a folder, and a run writes and deletes in its own folders "
+                "only. Put the folder itself there, or keep the whole run elsewhere with RUNS_DIR."
+            )
+    return ""
 
 
 # ---- Judge
@@ -275,8 +309,22 @@ def judge(
     origins = dict.fromkeys(SETTINGS, DEFAULT)
     for name in SETTINGS.keys() & chosen.keys():
         origins[name] = chosen[name].origin
+    fitted = {name for name in FITTED if is_fitted(origins[name])}
+    if is_finetuning(purpose):
+        config = fit_to_model(config, fitted, None, config.nodes * (config.nproc or 1))
+        given, values = values, config.values()
+        for name in fitted:
+            if values[name] != given[name]:
+                origins[name] = "chosen by make finetune"
 
     problems = inputs.problems
+    if inputs.target in SETTINGS["RUN_NAME"].used_by - LISTS_RUNS:
+        folder = inputs.root / config.run_folder
+        problem = explain_closed(folder)
+        if not problem and inputs.target not in READ_A_RUN:
+            problem = explain_link(folder)
+        if problem:
+            problems.append(f"RUN_NAME={config.run_name} ({origins['RUN_NAME']}): {problem}")
     for name, value in chosen.items():
         problem = ""
         if name in inputs.typed:
@@ -304,6 +352,7 @@ def judge(
         origins,
         explicit=SETTINGS.keys() & inputs.explicit,
         invalid=set(invalid),
+        fitted=fitted,
         problems=problems,
         warnings=find_warnings(inputs, values),
     )
@@ -326,12 +375,15 @@ def refuse_typed(name: str, inputs: Inputs, purpose: str, values: Values) -> str
     if declared and declared.secret:
         return "A secret belongs in the environment or in .env."
     readers = targets & users
-    if purpose not in users:
+    # A preview reads what the command that it previews reads, and switches of its own.
+    if purpose not in users and users & (PRETRAIN | FINETUNE) - PREVIEW:
         readers -= PREVIEW
     if targets and not readers and name != "DRY_RUN":
         hint = ""
         if declared and declared.finds_run and targets & FIND:
             hint = " To find the run of another node or site, set it in the environment or in .env."
+        if name == "DATA" and "eval" in targets:
+            hint = " EVAL_DATA names questions to ask a fine-tuned run."
         return explain_users(targets, users) + hint
     if declared and not declared.has_effect(values, inputs.target):
         return declared.explain_needs()
@@ -435,6 +487,11 @@ def find_explicit() -> set[str]:
     return resolve().explicit
 
 
+def find_fitted() -> set[str]:
+    """Return the settings of fine-tuning that follow from others and DATA, since nobody has set them."""
+    return resolve(defaults=TARGET_DEFAULTS["finetune"]).fitted
+
+
 def is_of_preset(name: str) -> bool:
     """Tell whether a setting has its value by the preset or the default, and not by the user or the run."""
     origin = resolve().origins[name]
@@ -447,8 +504,8 @@ def build_environment(settings: Texts, without: Collection[str] = ()) -> dict[st
     The settings are for that process, and not for the target that was typed.
     """
     without = {"MAKE_SETTINGS", *without}
-    kept = {name: value for name, value in os.environ.items() if name not in without}
-    return kept | {"MAKE_TARGET": ""} | dict(settings)
+    environment = {name: value for name, value in os.environ.items() if name not in without}
+    return environment | {"MAKE_TARGET": ""} | dict(settings)
 
 
 def name_run(folder: Path) -> str:

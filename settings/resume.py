@@ -21,13 +21,15 @@ class RunConfigError(SettingsError):
 def read_run_config(path: Path) -> dict[str, Any]:
     """Return what a run's config.json holds; {} if the run has none yet.
 
-    Raises RunConfigError if it does not hold settings and a list of attempts.
+    Raises RunConfigError if it does not hold settings and a list of attempts, or if what a resume reads beside
+    them was edited.
     """
     fault = "is not the config.json of a run"
     try:
         content = read_object(path)
         parts = [content["settings"], *content.get("attempts", [])]
         if all(isinstance(part, dict) for part in parts):
+            check_form(content)
             return content
     except FileNotFoundError:
         return {}
@@ -36,6 +38,31 @@ def read_run_config(path: Path) -> dict[str, Any]:
     except (LookupError, TypeError):
         pass
     raise RunConfigError([f"{path}: {fault}. Restore it from a copy, or choose another RUN_NAME."])
+
+
+def check_form(content: dict[str, Any]) -> None:
+    """Check the types in a run's config.json. An earlier version did not store all of it. Raises ValueError."""
+    identity = content.get("identity", {})
+    shards = content.get("validation_shards", {})
+    is_valid = {
+        "identity": isinstance(identity, dict)
+        and isinstance(identity.get("id", ""), str)
+        and is_names(identity.get("attempts", []))
+        and (identity.get("adopted") is None or is_names(identity["adopted"])),
+        "validation_shards": isinstance(shards, dict)
+        and all(type(count) is int for count in shards.values()),
+        "attempts": all(
+            type(part.get("norm_eps")) in (float, int, type(None))
+            for part in content.get("attempts", [])
+        ),
+    }
+    for name, valid in is_valid.items():
+        if not valid:
+            raise ValueError(f"its `{name}` was edited or is damaged")
+
+
+def is_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
 def parse_stored(stored: Values) -> dict[str, Any]:

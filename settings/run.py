@@ -77,11 +77,13 @@ class Run(Section):
     )
     gguf: bool = setting(False, "Also export model.gguf, for llama.cpp.", used_by={"export"})
     detach: bool = setting(
-        False, "Return at once and keep training in the background.", used_by=TRAIN
+        False,
+        "Return at once and keep training in the background.",
+        used_by=TRAIN - {"pipeline"},
     )
     dry_run: bool = setting(
         False,
-        "Print what would be applied to the cluster or uploaded, and do nothing else. "
+        "Print what would be applied to the cluster, uploaded or run, and do nothing else. "
         "For the cost of a run there is `make plan`.",
         used_by=DRY_RUN,
     )

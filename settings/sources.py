@@ -19,12 +19,14 @@ from typing import Any
 
 from settings.config import SETTINGS
 from settings.declare import Texts
+from settings.json_file import read_small
 from settings.names import find_nearest
 
 ENV_LINE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)")
 NOT_IN_FILES = {"ENV_FILE", "NAME"}
 SECRETS = {name for name, declared in SETTINGS.items() if declared.secret}
 DEFAULT = "default"
+COMMAND_LINE = "command line"
 ENVIRONMENT = "environment"
 
 
@@ -62,7 +64,7 @@ def parse(sourced: SourcedValues) -> tuple[dict[str, Any], dict[str, str]]:
 def read_command_line(environ: Texts) -> SourcedValues:
     """Read what was typed after make."""
     names = environ.get("MAKE_SETTINGS", "").split()
-    return add_origin({name: environ.get(name, "") for name in names}, "command line")
+    return add_origin({name: environ.get(name, "") for name in names}, COMMAND_LINE)
 
 
 def read_environment(environ: Texts) -> SourcedValues:
@@ -141,7 +143,7 @@ def read_lines(path: Path, label: str, problems: list[str]) -> list[str]:
     text = ""
     try:
         if path.is_file() or not path.exists():  # reading a pipe or /dev/zero would not end
-            text = path.read_bytes().decode()
+            text = read_small(path).decode()
             fault = ""
     except OSError as error:
         fault = f"Cannot be read: {error.strerror}"

@@ -12,8 +12,20 @@ GENERATE = {"sample", "chat"}
 NODE = {"train", "train-node", "finetune", "finetune-node", "net-probe"}  # may be one of several
 COMPUTE = TRAIN | GENERATE | {"eval"}
 LAUNCH = PREVIEW | {"train-8xa100", "finetune-k8s", "data"}
-DRY_RUN = {"restart", "train-8xa100", "finetune-k8s", "data", "upload"}
-WATCH = {"status", "monitor", "attach", "logs", "checkpoints", "stop", "fetch-run", "plots"}
+DRY_RUN = {"restart", "train-8xa100", "finetune-k8s", "data", "upload", "pipeline"}
+WATCH = {
+    "status",
+    "monitor",
+    "attach",
+    "logs",
+    "checkpoints",
+    "stop",
+    "fetch-run",
+    "plots",
+    "bad-nodes",
+    "clear-bad-nodes",
+}
+READ_A_RUN = WATCH - {"fetch-run", "plots"}  # and write nothing into its folder
 CLUSTER = LAUNCH | WATCH | {"sites", "describe", "net-probe"}
 BENCHMARKS = {"bench", "bench-quality", "gpu-check", "wan-lab"}
 ALL_SETTINGS = {"settings", "check-env"}  # these read every setting
@@ -32,7 +44,8 @@ OTHERS = {
 EVERY = COMPUTE | PREPARE_DATA | CLUSTER | BENCHMARKS | ALL_SETTINGS | OTHERS
 SETUP = {"setup", "setup-dev", "setup-finetune"}
 DEVELOP = {"test", "test-faults", "lint", "lock", "image-test"}
-TARGETS = EVERY | SETUP | DEVELOP | {"help", "env-example"}  # the Makefile has no others
+# The Makefile has no others.
+TARGETS = EVERY | SETUP | DEVELOP | {"help", "env-example", "gpu-rehearsal"}
 
 # These load a checkpoint or an export, and compare its shape.
 OPEN = {"sample", "eval", "export"}
@@ -51,11 +64,13 @@ CONTINUE = {"train", "train-node", "train-2xh100", "finetune", "finetune-node", 
 START = {"train", "train-node", "train-2xh100", "pipeline"}  # these pretrain on this machine
 # These train on this machine, and do nothing else.
 TRAIN_HERE = CONTINUE - {"check-env"}
+# These list runs, and say which may not be read.
+LISTS_RUNS = {"runs", "status"}
 # These also take the settings that it was started with.
 RESUME = CONTINUE | PREVIEW | {"settings"}
 
 # These pretrain, or fine-tune if MODEL is set.
-EITHER = PREVIEW | ALL_SETTINGS | {"pipeline"}
+EITHER = PREVIEW | ALL_SETTINGS
 
 # Variables that are no settings, and the targets that read them.
 BUILD = {"image", "push", "image-test"}
@@ -65,7 +80,8 @@ VARIABLES = {
     "VENV": TARGETS,
     "CUDA_VISIBLE_DEVICES": TARGETS,
     "OMP_NUM_THREADS": TARGETS,
-    "ALL": {"help"},
+    "ALL": {"help", "gpu-rehearsal"},
+    "CASE": {"gpu-rehearsal"},
     "CHAOS_MINUTES": {"test-faults"},
     "BASE_IMAGE": BUILD,
     "FLASH_ATTN_WHEEL": BUILD,

@@ -37,8 +37,9 @@ def wrap(text: str) -> str:
             lines.append(line)
             continue
         lines += textwrap.wrap(
-            line,
+            line.lstrip(),
             columns,
+            initial_indent=indent,
             subsequent_indent=f"{indent}  ",
             break_long_words=False,
             break_on_hyphens=False,

@@ -226,7 +226,8 @@ class Wan(Section):
         "",
         "Address at which `make lighthouse` listens. Sites find each other through it.",
         format=Format(
-            f"{addresses.HOST}:{addresses.PORT}", "HOST:PORT with a port from 1024 to 65534"
+            f"{addresses.HOST}:{addresses.PORT}",
+            "HOST:PORT: an IPv4 address or a name, not IPv6, and a port from 1024 to 65534",
         ),
         example="10.0.0.5:29510",
         needs="SYNC=diloco",
@@ -326,8 +327,9 @@ class Evaluation(Section):
     )
     benchmarks: str = setting(
         "",
-        "Tasks of lm-evaluation-harness that `make eval` asks instead: names, or paths of .yaml files.",
+        "Tasks of lm-evaluation-harness that `make eval` asks instead: names, or paths of .yaml files. "
+        "`none` leaves them out, also of `make pipeline`.",
         format=Format(r"[\w./-]+(,[\w./-]+)*", "names of tasks with commas between them"),
         example="arc_easy,arc_challenge,mmlu,gsm8k",
-        used_by={"eval"},
+        used_by={"eval", "pipeline"},
     )

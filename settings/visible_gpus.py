@@ -2,7 +2,7 @@
 
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 # One of these is there wherever an NVIDIA driver is: on Linux, or in its Windows subsystem.
@@ -42,7 +42,11 @@ def ask_nvidia_smi(*options: str, limit_s: float) -> str:
         subprocess.TimeoutExpired: it has not ended within limit_s. It is killed, but nobody waits for
             it: in a driver that hangs it cannot be killed.
     """
-    command = ["nvidia-smi", *options]
+    return ask_driver(["nvidia-smi", *options], limit_s)
+
+
+def ask_driver(command: Sequence[str], limit_s: float) -> str:
+    """Return what a command prints that calls the GPU driver. Raises as ask_nvidia_smi does."""
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )

@@ -31,6 +31,8 @@ MODULES: dict[str, str] = {
     "SYNC_TIMEOUT_S": "train.timeouts",
     "LOOK_S": "train.diloco.lighthouse",
     "PYTHON": "train.launcher",
+    "TRIES": "train.data.sources.hub",
+    "FIRST_REFUSAL_S": "train.start_node",
 }
 
 

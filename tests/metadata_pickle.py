@@ -56,6 +56,8 @@ def encode(value: Any) -> bytes:
             return b"J" + struct.pack("<i", value)
         case str():
             return b"X" + struct.pack("<I", len(value.encode())) + value.encode()
+        case bytes():  # opcodes as they are
+            return value
         case tuple():
             return b"(" + b"".join(map(encode, value)) + b"t"
         case list():

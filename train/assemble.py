@@ -23,7 +23,7 @@ from settings.config import Config
 from settings.resume import compare_with_stored
 from train import console
 from train.checkpoint import checkpoint, find, resume
-from train.checkpoint.identity import Identity
+from train.checkpoint.identity import Identity, hash_unnamed
 from train.checkpoint.saver import Saver
 from train.distributed import parallel, transport
 from train.distributed.parallel import parallelize
@@ -172,7 +172,7 @@ def build_job(attempt: Attempt) -> Job:
     job = create_job(attempt, model, data, count_flops(config, model))
     job.hooks = list_hooks(job, data, core)
     attempt.stopwatch.lap("model")
-    dry_run_and_resume(job, attempt, is_streamed=data.feed is not None)
+    dry_run_and_resume(job, attempt, is_streamed=data.streaming is not None)
     for hook in job.hooks:
         hook.join(job)
     if config.replicas > 1:
@@ -194,7 +194,7 @@ def list_hooks(job: Job, data: Data, core: Core | None) -> list[Hook]:
     hooks = (
         Trackers(),
         SaveReports(),
-        StreamedData(data.feed) if data.feed else None,
+        StreamedData(data.streaming) if data.streaming else None,
         DiLoCo() if config.replicas > 1 else None,  # before what is evaluated or saved
         Evaluation(data.evaluator, core, data.compressed),
         FinalSample(),
@@ -313,7 +313,9 @@ def dry_run_and_resume(job: Job, attempt: Attempt, is_streamed: bool = False) ->
     # The others wait while the first hashes the checkpoint.
     with job.activity("reading the checkpoint", limit_s, "START_TIMEOUT_S"):
         resume.resume(job, attempt.changes, is_streamed)
-        job.identity.adopt(job.paths.checkpoints, job.world)
+        if job.identity.adopted is None:  # once, all that have no identity
+            unnamed = hash_unnamed(job.paths.checkpoints) if job.world.is_first else []
+            job.identity.adopted = broadcast_object(unnamed)
     attempt.stopwatch.lap("checkpoint")
 
 

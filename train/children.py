@@ -1,12 +1,11 @@
 """Run one child process at a time, and stop it when this process is asked to stop."""
 
 import contextlib
-import ctypes
+import functools
 import math
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
@@ -15,6 +14,7 @@ from record.exit_codes import INTERRUPTED
 from record.wait import wait
 from settings import ROOT
 from settings.terminal import wrap
+from train.end_with_parent import end_with_parent
 
 # One request may arrive several times, at most this far apart in seconds: `timeout` sends a signal to the process
 # and to its group, make passes SIGTERM on, and a terminal that closes sends SIGHUP at any time. Each press of Ctrl-C
@@ -87,7 +87,7 @@ class Children:
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL if quiet else None,
-            preexec_fn=prepare_child,
+            preexec_fn=functools.partial(prepare_child, os.getpid()),
         )
         if self.stop_requested:  # before there was a child to stop
             self.stop_child()
@@ -100,23 +100,11 @@ class Children:
         wait(lambda: self.stop_requested, seconds, PAUSE_TICK_S)
 
 
-def prepare_child() -> None:
+def prepare_child(parent: int) -> None:
     """In the child, before its program starts: ignore what a terminal sends to all, and end with this process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    end_with_parent(signal.SIGTERM)
-
-
-def end_with_parent(number: int) -> None:
-    """Have the system send this process a signal when the one that started it has died, however it died.
-
-    Linux only; elsewhere a launcher that is killed leaves its processes behind.
-    """
-    if sys.platform == "linux":
-        pr_set_pdeathsig, parent = 1, os.getppid()
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, number)
-        if os.getppid() != parent:  # it died just now
-            os.kill(os.getpid(), number)
+    end_with_parent(signal.SIGTERM, parent)
 
 
 def code_of_shell(code: int) -> int:

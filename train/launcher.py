@@ -16,6 +16,7 @@ import dataclasses
 import math
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -24,13 +25,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from record import locks, status
+from record import bad_nodes, locks, status
 from record.default_run import choose_run, require_run
 from record.exit_codes import (
-    BAD_DATA,
     DONE,
     INTERRUPTED,
+    MACHINE_FAULT,
     NO_PROGRESS,
+    NODES_MISSING,
     OTHER,
     STOPPED,
     describe,
@@ -42,16 +44,19 @@ from settings import ROOT, SettingsError, explain_error
 from settings.checks import PRETRAINING
 from settings.config import Config
 from settings.resolve import name_run, resolve
+from settings.visible_gpus import ask_driver
 from train.children import Children, complain, say
 from train.console import QUIET_S
 from train.distributed import rendezvous
-from train.distributed.pod import in_pod
-from train.tune import count_gpus, record_nccl, set_default, tune
+from train.distributed.pod import exit_code_of_fault, in_pod, node_name
+from train.tune import count_gpus, forget_ranks, record_nccl, set_default, tune
 
 PYTHON = sys.executable  # what children run with
 TRAINERS = ("train.main", "finetune.main")
 FIRST_PAUSE_S = 1
 LONGEST_PAUSE_S = 30
+WELL = "well"  # what hardware/gpu_health.py prints
+HEALTH_S = 120  # for a driver to answer: without persistence mode it takes seconds for each GPU
 SIGNALED = 128  # and the signal's number: a shell's exit code
 NOTHING_TRAINED = "Stopping. Nothing was trained yet."
 
@@ -82,6 +87,7 @@ class Launcher:
         self.children = children
         self.module = module
         self.paths = RunPaths.of_node(config, ROOT)
+        self.bad_nodes = ROOT / config.runs_dir / bad_nodes.FOLDER
         self.processes = config.nproc or 1  # until GPUs are counted
         self.has_peers = config.site_nodes > 1
         self.started_at = math.inf  # Unix time at which the trainer that runs was started
@@ -99,18 +105,23 @@ class Launcher:
             scratch = tempfile.TemporaryDirectory(prefix="launch.", ignore_cleanup_errors=True)
         except OSError as error:
             complain(f"launch: no temporary files ({error.strerror}). Set TMPDIR to a folder.")
-            return BAD_DATA
+            return exit_code_of_fault("scratch")
         with scratch as folder:
             try:
                 with rendezvous.registry_of(self.config):
                     attempt = self.supervise(Path(folder))
                     is_stopped = attempt.code in (STOPPED, INTERRUPTED)
-                    has_changed = attempt.code != DONE and not (is_stopped and in_pod())
-                    if self.has_peers and attempt.has_met and has_changed:
+                    comes_back = in_pod() and (is_stopped or attempt.code == MACHINE_FAULT)
+                    if (
+                        self.has_peers
+                        and attempt.has_met
+                        and attempt.code != DONE
+                        and not comes_back
+                    ):
                         rendezvous.announce_end(self.config, attempt.code, attempt.reason)
             except rendezvous.CannotServe as error:
                 complain(f"launch: {error}")
-                return BAD_DATA
+                return exit_code_of_fault("port")
         if attempt.code == INTERRUPTED and self.module in TRAINERS and not self.config.rank_in_site:
             status.mark_stopped(self.paths)
         # Torchrun prints a lot after the trainer's last words, and `kubectl describe` shows the end.
@@ -121,7 +132,8 @@ class Launcher:
     def supervise(self, folder: Path) -> AttemptEnd:
         """Start the module, and again after each failure.
 
-        Give up after MAX_RESTARTS restarts without a new checkpoint. The pauses before them grow.
+        Give up after MAX_RESTARTS restarts without a new checkpoint. The pauses before them grow. A pod
+        whose GPUs are not well leaves them, before it meets the other nodes and after each failure.
 
         Args:
             folder: for what the trainer tells this process.
@@ -133,14 +145,20 @@ class Launcher:
         failures = 0  # since the last new checkpoint
         saved = 0
         attempts = 0
+        if fault := self.check_gpus():
+            return AttemptEnd(MACHINE_FAULT, fault)
         while True:
             attempt = self.attempt(environment, folder)
             attempts += 1
             is_wanted = attempt.has_met and not self.children.stop_requested
+            if attempt.code == MACHINE_FAULT and in_pod():
+                return attempt  # the cluster makes another pod
             # In a pod it comes back. By hand this node ends, too.
-            is_peer_stopped = attempt.code == STOPPED and self.has_peers and in_pod()
-            if not is_wanted or (is_final(attempt.code) and not is_peer_stopped):
+            is_peer_gone = attempt.code in (STOPPED, NODES_MISSING) and self.has_peers and in_pod()
+            if not is_wanted or (is_final(attempt.code) and not is_peer_gone):
                 return attempt
+            if fault := self.check_gpus():
+                return AttemptEnd(MACHINE_FAULT, fault)
             step = read_progress(folder)
             if step > saved:
                 saved = step
@@ -148,8 +166,8 @@ class Launcher:
             outcome = f"launch: attempt {attempts} ended with {name_ending(attempt.code)}; "
             outcome += f"last checkpoint: step {saved}" if saved else "no new checkpoint yet"
             pause_s = FIRST_PAUSE_S
-            if is_peer_stopped:
-                say(f"{outcome}. Another node was asked to stop; waiting for it to come back")
+            if is_peer_gone:
+                say(f"{outcome}. Another node has left; waiting for it to come back")
             elif restarts == 0:
                 return attempt
             elif failures == restarts:
@@ -172,6 +190,26 @@ class Launcher:
                 return dataclasses.replace(attempt, code=INTERRUPTED)
             # Workers whose torchrun was killed end a moment later.
             locks.wait_until_free(self.paths)
+
+    @property
+    def has_pod_gpus(self) -> bool:
+        """Whether this is a pod with a GPU for each process: with any DEVICE except cpu."""
+        return in_pod() and self.config.device != "cpu"
+
+    def check_gpus(self) -> str:
+        """Check the GPUs of this pod, and list its node if one is bad. Returns what is wrong, or ""."""
+        if not self.has_pod_gpus:
+            return ""
+        command = [PYTHON, "-m", "hardware.gpu_health", str(self.processes)]
+        try:
+            answer = ask_driver(command, HEALTH_S).strip()
+        except subprocess.TimeoutExpired:
+            answer = f"the NVIDIA driver has not answered in {HEALTH_S} s"
+        if answer == WELL:
+            return ""
+        fault = answer or "the check of the GPUs crashed in their driver"
+        bad_nodes.add(self.bad_nodes, node_name(), fault)
+        return fault
 
     def attempt(self, environment: Mapping[str, str], folder: Path) -> AttemptEnd:
         """Start the module once, on all nodes together."""
@@ -265,6 +303,7 @@ class Launcher:
         """Choose how many processes there are, and return their environment."""
         config = self.config
         environment = dict(os.environ)
+        forget_ranks(environment)
         gpus = 0
         if config.device != "cpu":
             gpus = count_gpus(environment)
@@ -275,9 +314,6 @@ class Launcher:
             record_nccl(environment, self.paths)
         environment["PROGRESS_FILE"] = str(folder / "progress")
         environment["LAUNCHER_PID"] = str(os.getpid())  # the trainer ends with its parent
-        for name in list(environment):
-            if name.startswith("PET_"):  # torchrun's options, which this process gives it
-                del environment[name]
         # Torchrun would end at a second SIGHUP or SIGINT.
         environment["PET_SIGNALS_TO_HANDLE"] = "SIGTERM"
         return environment

@@ -38,7 +38,7 @@ def train(job: Job) -> bool:
 def take_steps(job: Job) -> Requests:
     """Take steps up to the last one, or until all ranks want to stop. Returns what was requested last."""
     config = job.config
-    clock = clock_of(job.world.device)
+    clock = clock_of(job.model, job.world.device)
     requests: Requests = frozenset()
     while job.step < config.last_step and "stop" not in requests:
         requests = collect(hook.before_step(job) for hook in job.hooks)

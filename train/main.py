@@ -9,19 +9,20 @@ import contextlib
 import itertools
 import logging
 import os
-import signal
 import sys
 import warnings
 from typing import TextIO
 
 from hardware.out_of_memory import is_out_of_memory
 from record import goodput, metrics, status
+from record.account import describe, hold_to_plan
 from record.exit_codes import (
     DONE,
     INTERRUPTED,
     OTHER,
     STOPPED,
 )
+from record.machine_faults import classify
 from record.run_paths import RunPaths
 from record.status import Status
 from record.tracker_settings import check_trackers
@@ -29,9 +30,9 @@ from settings import ROOT, ExpectedError, explain_error, load_config
 from settings.config import Config
 from train import console, loop
 from train.assemble import Attempt, Stopwatch, begin_attempt, build_job
-from train.children import end_with_parent
 from train.data.data_paths import fit_vocabulary
 from train.diloco.result import RunIsOver
+from train.distributed.pod import exit_code_of, list_node
 from train.distributed.signals import Interrupt
 from train.distributed.world import (
     World,
@@ -39,7 +40,6 @@ from train.distributed.world import (
     join,
     leave,
     log_topology,
-    parent_is_gone,
     report_exit,
     under_torchrun,
 )
@@ -78,6 +78,7 @@ class Process:
     """
 
     def __init__(self) -> None:
+        self.config: Config | None = None
         self.lock: TextIO | None = None
         self.status: Status | None = None
         self.job: Job | None = None
@@ -98,8 +99,6 @@ def main(training: Training = Training()) -> int:  # noqa: B008 (it has no state
     """Run to an exit code. Whatever goes wrong is said in one sentence, and in full where it is a fault of ours."""
     process = Process()
     prepare_process()
-    if parent_is_gone():
-        return OTHER.code
     try:
         code, reason = run(process, training), ""
     except Exception as error:
@@ -110,19 +109,18 @@ def main(training: Training = Training()) -> int:  # noqa: B008 (it has no state
 
 
 def prepare_process() -> None:
-    """Set up logging, and end with the process that started this one."""
+    """Set up logging."""
     console.start_logging()
     logging.raiseExceptions = False  # a closed terminal must not end a run, nor fill its log
     # DCP, in one process
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-    # a launcher that was killed leaves nothing behind: torchrun's processes at once, a single one saves and stops
-    end_with_parent(signal.SIGKILL if under_torchrun() else signal.SIGTERM)
 
 
 def run(process: Process, training: Training) -> int:
     """Build the run, and train it. Returns the exit code."""
     stopwatch = Stopwatch()
     config = training.load_settings()
+    process.config = config
     check_trackers(config)
     world = join(config)
     if not world.is_first:
@@ -166,7 +164,9 @@ def explain(process: Process, error: Exception) -> tuple[int, str]:
     if isinstance(error, ExpectedError):
         reason = explain_error(error)
         log.error("%s", reason)
-        return error.exit_code, reason
+        if process.config:
+            list_node(ROOT / process.config.runs_dir, classify(error), reason)
+        return exit_code_of(error, error.exit_code), reason
     if isinstance(error, RunIsOver):
         log.info("%s", error)
         if process.status:
@@ -176,7 +176,7 @@ def explain(process: Process, error: Exception) -> tuple[int, str]:
     job = process.job
     if job is None or not is_out_of_memory(error):
         first_line = str(error).partition("\n")[0]
-        return OTHER.code, f"{type(error).__name__}: {first_line}"
+        return exit_code_of(error, OTHER.code), f"{type(error).__name__}: {first_line}"
     reason = f"out of memory: {memory_advice(job.config, job.world)}"
     log.error("%s", reason)
     return OTHER.code, reason
@@ -244,6 +244,11 @@ def end_record(job: Job, reason: str) -> None:
         except Exception as error:  # the run is whole without the sum
             account = None
             job.recorder.say(f"goodput cannot be told: {error}")
+        figures = {}
+        try:
+            figures = hold_to_plan(job.paths, [last])
+        except (OSError, ValueError) as error:
+            job.recorder.say(f"not compared with its plan: {job.paths.plan} {error}")
         job.recorder.event(
             "end",
             job.step,
@@ -251,6 +256,7 @@ def end_record(job: Job, reason: str) -> None:
             reason=reason,
             shares=job.shares,
             goodput=account and account.as_dict(),
+            plan=figures,
             **values,
         )
         if account:
@@ -264,6 +270,8 @@ def end_record(job: Job, reason: str) -> None:
                     finished = f"\n{stopped} It took {took}."
                     job.recorder.say(stopped, terminal="")
             job.recorder.say(account.summary(), finished)
+        if figures:
+            job.recorder.say(describe(figures))
     job.recorder.close()
 
 

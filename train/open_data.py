@@ -29,7 +29,7 @@ class Data:
     """What training and validation read.
 
     Attributes:
-        feed: what makes more of it, or sends it to other nodes; None if all is there.
+        streaming: what makes more of it, or sends it to other nodes; None if all is there.
         fingerprint: of the order of samples and of where they come from.
     """
 
@@ -37,7 +37,7 @@ class Data:
     sources: dict[str, ShardSet]
     loader: Loader
     evaluator: Evaluator
-    feed: StreamingClient | None
+    streaming: StreamingClient | None
     fingerprint: str
 
     @property
@@ -69,33 +69,33 @@ def open_data(
     held_out = dict(stored_shards)
     if is_streamed and not held_out:
         held_out = dict.fromkeys(config.mixture, 1)  # however much there is by now
-    feed = None
+    streaming = None
     if is_streamed or relay:
-        feed = StreamingClient(config, paths, world.is_first, held_out, is_streamed, relay)
+        streaming = StreamingClient(config, paths, world.is_first, held_out, is_streamed, relay)
     if relay:
         relay.start(vocabulary)
-    if feed:
+    if streaming:
 
         def find_lacking() -> str:
             watch.expect("waiting for the first data", config.start_timeout_s)
-            if not broadcast_object(feed.ready):  # the producer makes the folders
+            if not broadcast_object(streaming.ready):  # the producer makes the folders
                 return next(iter(config.mixture))
             return prepare.not_begun(config, vocabulary, held_out)
 
-        feed.wait(find_lacking, log.info, "the first data")
-    sources = prepare.open_sources(config, vocabulary, partial=feed is not None)
-    prepare.refuse_repetition(config, sources, begun=is_resumed)
+        streaming.wait(find_lacking, log.info, "the first data")
+    sources = prepare.open_sources(config, vocabulary, partial=streaming is not None)
+    prepare.refuse_repetition(config, sources, is_resumed=is_resumed)
     log_sources(config, sources)
     loader = Loader(config, sources, world, vocabulary.end_of_text)
     fingerprint = fingerprint_of(loader, vocabulary, sources)
-    contents = hash_contents(sources, whole=feed is None)
+    contents = hash_contents(sources, whole=streaming is None)
     refuse_other_data(all_gather_object(f"{fingerprint}-{contents}"), world)
     if not held_out:
         counts = {name: len(shards.shards["validation"]) for name, shards in sources.items()}
         held_out = broadcast_object(counts)
     lengths = padded_lengths(vocabulary, config)
     evaluator = Evaluator(config, sources, lengths, world, vocabulary.end_of_text, held_out)
-    return Data(vocabulary, sources, loader, evaluator, feed, fingerprint)
+    return Data(vocabulary, sources, loader, evaluator, streaming, fingerprint)
 
 
 def log_sources(config: Config, sources: dict[str, ShardSet]) -> None:
@@ -128,11 +128,11 @@ def hash_contents(sources: dict[str, ShardSet], whole: bool) -> str:
 
 def refuse_other_data(fingerprints: list[str], world: World) -> None:
     """Raise DataError unless all ranks have the same tokenizer and shards."""
-    for rank, found in enumerate(fingerprints):
-        if found != fingerprints[0]:
+    for rank, fingerprint in enumerate(fingerprints):
+        if fingerprint != fingerprints[0]:
             raise DataError(
                 f"rank {rank} on {world.hosts[rank]} has other data than rank 0 on {world.hosts[0]} "
-                f"(fingerprints {found} and {fingerprints[0]}): copy DATA_DIR from one to the other, "
+                f"(fingerprints {fingerprint} and {fingerprints[0]}): copy DATA_DIR from one to the other, "
                 "or run make data there with the same settings"
             )
 

@@ -44,7 +44,7 @@ class Optimizer:
         """Return what is kept about a weight between steps, by torch's names; empty before its first update."""
         return dict(self.owner[weight].state.get(weight, {}))
 
-    def kept(self, weight: Tensor) -> tuple[str, ...]:
+    def state_names(self, weight: Tensor) -> tuple[str, ...]:
         """Return the names of what is kept about a weight after its first update."""
         return KEPT[type(self.owner[weight])]
 

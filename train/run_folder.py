@@ -1,12 +1,14 @@
 """A run's folder: opened for one trainer, its logs, and what an earlier attempt left in it."""
 
 import logging
+import os
+from pathlib import Path
 from typing import Any, TextIO
 
 from record import locks, status
 from record.durable import write_whole
 from record.locks import RunFolderError
-from record.regular_file import limit_silence
+from record.regular_file import limit_silence, only_regular
 from record.run_paths import RunPaths, list_checkpoints
 from settings.config import Config
 from settings.declare import format_tokens
@@ -41,13 +43,26 @@ def open_run_folder(paths: RunPaths, world: World) -> tuple[TextIO | None, bool]
     with raise_on_all_ranks(RunFolderError):
         if world.is_first:
             lock = locks.hold_run(paths, pid=launcher_pid())
+            other = status.find_trainer(paths)
+            if other not in (0, os.getpid()):
+                raise RunFolderError(
+                    f"{paths.folder}: process {other} trains this run, though its {paths.lock.name} was "
+                    f"removed. Stop it first: kill {other}"
+                )
     try:
         return lock, all(who_sees(paths.folder, world))
     except OSError as error:
         raise RunFolderError(
             f"{paths.folder}: cannot be written ({error.strerror or error}). Fix its permissions, or choose "
             "another place with RUNS_DIR"
-        ) from None
+        ) from error
+
+
+class LogFile(logging.FileHandler):
+    """A log that is opened as everything is that a run writes. Raises OSError."""
+
+    def _open(self) -> Any:
+        return open(self.baseFilename, self.mode, encoding=self.encoding, opener=only_regular)
 
 
 def log_to_files(paths: RunPaths, world: World) -> None:
@@ -59,11 +74,13 @@ def log_to_files(paths: RunPaths, world: World) -> None:
     )
     for path in files:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists() and not path.is_file():  # to open a pipe could wait for ever
+        try:
+            handler = LogFile(path, encoding="utf-8", delay=world.local_rank > 0)
+        except OSError as error:
             raise RunFolderError(
-                f"{path}: is not a regular file. Remove it, and run the same command"
-            )
-        handler = logging.FileHandler(path, encoding="utf-8", delay=world.local_rank > 0)
+                f"{path}: cannot be written ({error.strerror}). Free some space, fix its permissions, or remove it, "
+                "and run the same command"
+            ) from error
         rank = "" if world.is_first else f"rank={world.rank} "
         handler.setFormatter(Printable(f"%(asctime)s {rank}%(message)s"))
         logging.getLogger().addHandler(handler)
@@ -90,13 +107,13 @@ def describe_end(c: Config, paths: RunPaths, target: str) -> str:
     """Say that the run is at its end, and what to do next; "" if it is not."""
     # What STATUS.json says holds only with a checkpoint that verifies, and so does a folder's name.
     state = status.read(paths.status)
-    listed = list_checkpoints(paths.checkpoints)
+    steps = list_checkpoints(paths.checkpoints)
     is_done = status.is_done(state, c.last_step)
-    if not is_done and max(listed, default=0) <= c.last_step:
+    if not is_done and max(steps, default=0) <= c.last_step:
         return ""
     saved = newest_of_run(c, paths)
     step = saved
-    if is_done and not listed:  # SAVE_EVERY=0
+    if is_done and not steps:  # SAVE_EVERY=0
         step = state["step"]
     elif saved < c.last_step or (saved == c.last_step and not is_done):
         return ""  # the resume names what is damaged, and goes on from there
@@ -145,13 +162,18 @@ def stored_config(paths: RunPaths) -> dict[str, Any]:
 def keep_tokenizer(paths: RunPaths, vocabulary: Vocabulary) -> None:
     """Copy the run's tokenizer into its folder, so that the folder can be used wherever it is copied to."""
     try:
-        if not paths.tokenizer.is_file() or paths.tokenizer.read_bytes() != vocabulary.content:
+        if not has_content(paths.tokenizer, vocabulary.content):
             write_whole(paths.tokenizer, vocabulary.content)
     except OSError as error:
         raise RunFolderError(
             f"{paths.tokenizer}: cannot be written ({error.strerror}). Move it away, or choose another "
             "RUN_NAME."
-        ) from None
+        ) from error
+
+
+def has_content(path: Path, content: bytes) -> bool:
+    """Return whether a file has this content. Raises OSError."""
+    return path.is_file() and path.stat().st_size == len(content) and path.read_bytes() == content
 
 
 def stored_norm_eps(before: dict[str, Any]) -> float | None:

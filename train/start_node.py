@@ -17,8 +17,10 @@ import time
 from pathlib import Path
 from typing import Any, TextIO
 
-from record import locks
-from record.exit_codes import BAD_DATA, BAD_SETTING, DONE, INTERRUPTED, NODES_MISSING
+from record import bad_nodes, locks
+from record.bad_nodes import BadNode
+from record.durable import write_whole
+from record.exit_codes import BAD_DATA, BAD_SETTING, DONE, INTERRUPTED, MACHINE_FAULT, NODES_MISSING
 from record.locks import RunFolderError, RunIsHeld
 from record.regular_file import only_regular
 from record.run_paths import list_checkpoints
@@ -30,10 +32,13 @@ from settings.resolve import name_new_run, name_run, repeat_typed, show_path
 from train import launcher
 from train.children import Children, complain, say
 from train.distributed import rendezvous
-from train.distributed.pod import in_pod
+from train.distributed.pod import exit_code_of, in_pod, node_name
 from train.launcher import Launcher
 
 LOCK_TICK_S = 2.0
+FIRST_REFUSAL_S = 10.0  # before a pod leaves a bad node; twice as long for each that did so before
+LONGEST_REFUSAL_S = 300.0
+MOST_DOUBLINGS = 5
 SIDECARS_END_S = 3.0  # for the sampler and the agent to finish their files
 FINAL_CODES = (DONE, BAD_SETTING, BAD_DATA)  # after which no other pod takes this one's place
 CODE_MIXES = ("python:1", DEFAULTS["DATA_MIX"])  # Python code: tiny's and the default
@@ -70,7 +75,7 @@ class Node(Launcher):
             job = self.hold_job()
         except RunFolderError as error:
             complain(str(error))
-            return BAD_DATA
+            return exit_code_of(error, BAD_DATA)
         if job is None:
             if self.children.stop_requested:
                 return INTERRUPTED
@@ -164,9 +169,11 @@ class Node(Launcher):
         return "\n".join(lines)
 
     def remove_empty_folder(self) -> None:
-        """Leave nothing of a run that was refused or stopped at once: its folder holds this lock alone."""
+        """Leave nothing of a run that was refused or stopped at once: its folder holds its plan and this lock alone."""
+        alone = {self.paths.plan, self.paths.job}
         with contextlib.suppress(OSError):
-            if os.listdir(self.paths.folder) == [self.paths.job.name]:
+            if alone.issuperset(self.paths.folder.iterdir()):
+                self.paths.plan.unlink(missing_ok=True)
                 self.paths.job.unlink()
                 self.paths.folder.rmdir()
 
@@ -178,6 +185,39 @@ class Node(Launcher):
             return DONE
         complain(self.describe_holder())
         return BAD_DATA
+
+    def check_machine(self) -> int:
+        """Refuse a machine that is bad before anything is done on it. Returns the exit code."""
+        node = None
+        if self.has_pod_gpus:
+            node = bad_nodes.find(self.bad_nodes, node_name())
+        if node and not self.wait_until_cleared(node):
+            return INTERRUPTED if self.children.stop_requested else MACHINE_FAULT
+        fault = self.check_gpus()
+        if not fault:
+            return DONE
+        complain(f"exit code {MACHINE_FAULT}: {fault}")
+        return MACHINE_FAULT
+
+    def wait_until_cleared(self, node: BadNode) -> bool:
+        """Wait for a bad node to be taken off the list, longer each time, so that its pods do not come and go.
+
+        Returns:
+            Whether it was. If not, the Job makes another pod, which may find another node.
+        """
+        doublings = min(node.refusals, MOST_DOUBLINGS)
+        delay_s = min(FIRST_REFUSAL_S * 2**doublings, LONGEST_REFUSAL_S)
+        bad_nodes.write(self.bad_nodes, dataclasses.replace(node, refusals=node.refusals + 1))
+        complain(
+            f"node {node.name} is bad: {node.reason}. Leaving it in {delay_s:.0f} s. `make bad-nodes` lists "
+            "such nodes, and `make clear-bad-nodes` allows them again."
+        )
+        return wait(
+            lambda: bad_nodes.find(self.bad_nodes, node.name) is None,
+            delay_s,
+            LOCK_TICK_S,
+            lambda: self.children.stop_requested,
+        )
 
     def describe_holder(self) -> str:
         """Say that another process works on the run, and what to do about it."""
@@ -284,7 +324,7 @@ class Node(Launcher):
                 process.wait(max(0.0, deadline - time.monotonic()))
         if self.config.sync == "diloco" and code in FINAL_CODES:
             with contextlib.suppress(OSError):
-                self.paths.last_word.write_text(f"{code}\n")
+                write_whole(self.paths.last_word, f"{code}\n".encode())
 
 
 def find_opener() -> str:

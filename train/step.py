@@ -8,16 +8,17 @@ import sys
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from train.data.batch import Batch
+from train.distributed.fsdp_waits import Waits, seconds_of, without_waits
 from train.distributed.parallel import (
     clear_gradients,
     copies,
     grad_sync,
-    is_fsdp,
     local,
     warm_up_ddp,
 )
@@ -33,7 +34,7 @@ class StepNumbers:
     """What the host reads in a step, the same on all ranks.
 
     loss in nats/token over the global batch; grad_norm before clipping; mem_gib: the largest rank's peak; requests:
-    those of REQUESTS that any rank has; compute_s: seconds that each rank worked before it first had to wait for others.
+    those of REQUESTS that any rank has; compute_s: seconds that each rank worked up to its last backward pass.
     skipped: why the weights were not updated, and samples: those that may be the cause.
     """
 
@@ -63,18 +64,16 @@ def train_step(
 ) -> StepNumbers:
     """Forward, loss, backward, synchronise, clip, update. The learning rate is already set.
 
-    The gradient is that of the summed loss over the step's global number of scored tokens. judge(loss, grad_norm)
+    The gradient is that of the summed loss over the step's global number of scored tokens. check_step(loss, grad_norm)
     says why the update must not be made, or None; it must say the same on all ranks. requests: of REQUESTS, by this
     rank.
     """
     losses, clock = [], clock or HostClock()
-    if is_fsdp(model):
-        clock.mark_compute_end()
     for i, micro_batch in enumerate(batch.micro_batches):
         last = i == len(batch.micro_batches) - 1
         with grad_sync(model, enabled=last):
             loss, _ = model(*micro_batch)  # summed, in nats
-            if last and not is_fsdp(model):
+            if last:
                 clock.mark_compute_end()
             # the engine divides by its ranks: undone here
             (loss * (world.size / batch.scored)).backward()
@@ -86,7 +85,7 @@ def train_step(
         nn.utils.get_total_norm(gradients),
         copies(model, world),
         requests,
-        clock.compute_s,
+        clock,
         world,
     )
     if reason := check_step(numbers.loss, numbers.grad_norm):
@@ -110,22 +109,24 @@ def read_numbers(
     norm_here: Tensor,
     held_by: int,
     requests: Collection[str],
-    compute_s: float,
+    clock: "HostClock",
     world: World,
 ) -> StepNumbers:
     """The step's one all-reduce and its one read by the host, before the update.
 
     Each rank adds its part of the loss, the square of its gradients' norm, over the ranks that hold the same ones,
-    and its requests. Memory and time have a place for each rank.
+    and its requests. Memory and times have a place for each rank.
     """
     asked = slice(2, 2 + len(REQUESTS))
     memory = slice(asked.stop, asked.stop + world.size)
     own = slice(memory.stop, memory.stop + world.size)
-    values = torch.zeros(own.stop, dtype=torch.float64)
+    waited = slice(own.stop, own.stop + world.size)
+    values = torch.zeros(waited.stop, dtype=torch.float64)
     for place, request in enumerate(REQUESTS, asked.start):
         values[place] = request in requests and (request != "save" or world.is_first)
     values[memory.start + world.rank] = peak_memory_gib(world.device)
-    values[own.start + world.rank] = compute_s
+    values[own.start + world.rank] = clock.compute_s
+    values[waited.start + world.rank] = clock.waited_s
     values = values.to(world.device, non_blocking=True)
     values[0], values[1] = loss_part, norm_here.double().square() / held_by
     numbers = sum_over_ranks(values).tolist()
@@ -135,48 +136,63 @@ def read_numbers(
         math.sqrt(square) if square >= 0 else math.nan,
         max(numbers[memory]),
         frozenset(name for name, count in zip(REQUESTS, numbers[asked], strict=True) if count),
-        tuple(numbers[own]),
+        without_waits(numbers[own], numbers[waited], clock.waits.ranks),
     )
 
 
 class HostClock:
-    """How long a rank works in a step before it waits for others: a slow one is found by it."""
+    """How long a rank works in a step before it waits for others in backward: a slow one is found by it.
 
-    compute_s = 0.0
+    Attributes:
+        compute_s: seconds from the start of a step to the end of its last forward pass.
+        waited_s: of these, in collectives of FSDP2.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, waits: Waits | None = None) -> None:
+        self.waits = waits or Waits(torch.device("cpu"))
+        self.compute_s = 0.0
+        self.waited_s = 0.0
         self.began = time.perf_counter()
 
     def start(self) -> None:
         """A step begins, with the wait for its batch."""
+        self.waits.start()
         self.began = time.perf_counter()
 
     def mark_compute_end(self) -> None:
-        """All is done that needs no other rank."""
+        """The last forward pass has ended."""
         self.compute_s = time.perf_counter() - self.began
+        self.waited_s = self.waits.seconds
 
 
 class GpuClock(HostClock):
     """The same where the host is ahead of its GPU: it tells of the step before, once that has been read."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, waits: Waits) -> None:
+        super().__init__(waits)
         self.host_s = 0.0
+        self.spans: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self.begin, self.end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
     def start(self) -> None:
         if self.host_s:
             self.compute_s = max(self.host_s, self.begin.elapsed_time(self.end) / 1000)
+            self.waited_s = seconds_of(self.spans)
         self.begin.record()
         super().start()
 
     def mark_compute_end(self) -> None:
         self.host_s = time.perf_counter() - self.began
+        self.spans = list(self.waits.spans)
         self.end.record()
 
 
-def clock_of(device: torch.device) -> HostClock:
-    return GpuClock() if device.type == "cuda" else HostClock()
+def clock_of(model: Any, device: torch.device) -> HostClock:
+    """Return the clock of a model's steps on this device."""
+    waits = getattr(model, "waits", None) or Waits(device)
+    if device.type == "cuda":
+        return GpuClock(waits)
+    return HostClock(waits)
 
 
 def bad_samples(losses: Sequence[float], batch: Batch) -> list[int]:

@@ -114,15 +114,30 @@ def start(options: argparse.Namespace, folder: Path) -> None:
         # Also where the user has chosen an interface: that is for several machines.
         os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
         os.environ["NCCL_SOCKET_IFNAME"] = LOOPBACK
+        os.environ.pop("GLOO_DEVICE_TRANSPORT", None)
+    if os.environ.get("TORCH_DISTRIBUTED_DEBUG") == "DETAIL":
+        sys.stderr.write(
+            "TORCH_DISTRIBUTED_DEBUG=DETAIL: torch's wrapper of process groups crashes in this trainer. "
+            "INFO is used.\n"
+        )
+        os.environ["TORCH_DISTRIBUTED_DEBUG"] = "INFO"
+    # Each rank ends with this process.
+    options.training_script_args[:0] = [str(os.getpid()), options.training_script]
+    options.training_script = "train.end_with_parent"
     torchrun.run(options)
+
+
+def has_reported() -> bool:
+    """Return whether a process has said why it ended (report_exit in distributed/world.py)."""
+    return os.path.exists(os.environ.get("EXIT_CODE_FILE", ""))
 
 
 def main(arguments: list[str]) -> int:
     """Return 0, or 1 if a process failed or torchrun was told to stop."""
     options = torchrun.parse_args(arguments)
-    # It warns of each signal that it passes on. Its errors name the processes that failed.
+    # It warns of each signal that it passes on, and of each process that fails, in words of its own.
     for name in TALKATIVE:
-        logging.getLogger(name).setLevel(logging.ERROR)
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     with tempfile.TemporaryDirectory(prefix="ranks.", ignore_cleanup_errors=True) as folder:
         try:
             start(options, Path(folder))
@@ -130,10 +145,11 @@ def main(arguments: list[str]) -> int:
             return 1
         except ChildFailedError as error:
             rank, failure = error.get_first_failure()
-            if failure.exitcode < 0:  # it could say nothing
-                sys.stderr.write(
-                    f"rank {rank} (pid {failure.pid}) ended by {failure.signal_name()}\n"
-                )
+            end = f"with exit code {failure.exitcode}"
+            if failure.exitcode < 0:
+                end = f"by {failure.signal_name()}"
+            if failure.exitcode < 0 or not has_reported():
+                sys.stderr.write(f"rank {rank} (pid {failure.pid}) ended {end}\n")
             return 1
     return 0
 

@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
 from record.run_paths import RunPaths
@@ -18,9 +18,39 @@ from settings.visible_gpus import ask_nvidia_smi, visible_gpus
 
 MMAP_THRESHOLD = 2**30  # bytes
 TRIM_THRESHOLD = 2**32
+GROWING_SEGMENTS = "expandable_segments:True"
 SPIN_COUNT = "10000"  # tens of microseconds
 SMI_S = 120  # without persistence mode, a driver takes some seconds for each GPU
 FLIGHT_RECORDER_SIZE = "2000"  # operations
+
+# What tells a process of a run its rank and its launcher. A batch system, or the torchrun in whose job
+# a run is started, may have set the same for its own processes. MASTER_ADDR is a setting.
+RANKS = {
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "ROLE_NAME",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+    "MASTER_PORT",
+    "RANKS_FILE",
+    "EXIT_CODE_FILE",
+    "PROGRESS_FILE",
+    "LAUNCHER_PID",
+    "LAUNCHED_AT",
+    "LAUNCH_CHOICES",
+}
+TORCHRUN = ("PET_", "TORCHELASTIC_")  # its options, and what it sets
+
+
+def forget_ranks(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Remove what would make a process that is started alone, or by us, one of somebody else's job."""
+    for name in list(environment):
+        if name in RANKS or name.startswith(TORCHRUN):
+            del environment[name]
 
 
 def count_gpus(environment: Mapping[str, str]) -> int:
@@ -61,6 +91,8 @@ def tune(environment: dict[str, str], processes: int, gpus: int) -> str:
 
     A thread that waits for the others spins, by default for long. Where other processes use the cores
     too, it keeps a core from the thread that it waits for, and a step takes several times as long.
+
+    On a GPU, segments of memory grow in place, so that free pieces between blocks do not add up.
     """
     set_default(environment, "OMP_NUM_THREADS", str(max(1, count_cores() // processes)))
     chosen = [f"processes={processes}", f"threads={environment['OMP_NUM_THREADS']}"]
@@ -75,6 +107,8 @@ def tune(environment: dict[str, str], processes: int, gpus: int) -> str:
             chosen.append(f"MKL_CBWR={environment['MKL_CBWR']}")
         if sys.platform == "linux":
             keep_large_blocks(environment)
+    elif not environment.get("PYTORCH_CUDA_ALLOC_CONF"):  # its old name, which torch prefers
+        set_default(environment, "PYTORCH_ALLOC_CONF", GROWING_SEGMENTS)
     return " ".join(chosen)
 
 

@@ -253,12 +253,12 @@ def open_log(path: Path) -> Any:
 def read_clock(text: str) -> float | None:
     """Return Unix seconds of the first clock in a text, which counts as UTC; None without one."""
     for pattern, form in CLOCKS:
-        found = pattern.search(text)
-        if found:
+        match = pattern.search(text)
+        if match:
             with contextlib.suppress(ValueError):  # a 31st of February, or the like
                 if form:
-                    clock = datetime.strptime(found[0], form)
+                    clock = datetime.strptime(match[0], form)
                 else:
-                    clock = datetime.fromisoformat(found[0])
+                    clock = datetime.fromisoformat(match[0])
                 return clock.replace(tzinfo=UTC).timestamp()
     return None

@@ -184,7 +184,7 @@ def assign_evals(
         results |= {"event": "eval", "step": int(number)}
         results.pop("last_step", None)
         evals[owner][key] = results
-    return [sorted(found.values(), key=operator.itemgetter("step")) for found in evals]
+    return [sorted(by_step.values(), key=operator.itemgetter("step")) for by_step in evals]
 
 
 def describe_state(reached: float, last_step: float, is_zero_based: bool, has_ended: bool) -> str:

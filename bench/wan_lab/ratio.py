@@ -22,18 +22,17 @@ from bench.wan_lab.crew import crew, lighthouse
 from bench.wan_lab.engine import turns
 from bench.wan_lab.network import Link, Network
 from doctor.gpu_probe.foreign_load import worst
-from hardware.flops import peak_tflops
-from hardware.model_size import flops_of, parameters
+from hardware.model_size import parameters
 from plan.fleet import fleet_of
+from plan.run import run_of
+from plan.speed import speed_of
 from settings import load_config
-from settings.config import Config
 
 PRESET = "xlarge-8xa100"
 SITES = 4
 SMALLER = 20  # what the preset's parameters and the seconds of a step are divided by
 SLOWER = 1  # what link, pieces and once more the parameters are divided by
 DDP_STEPS = 2
-MFU = 0.5  # what a tuned step reaches inside one node
 WAYS = (
     ("DiLoCo, H=30", {"SYNC_EVERY": "30"}, 3),
     ("DiLoCo, H=100", {"SYNC_EVERY": "100"}, 2),
@@ -64,19 +63,10 @@ class Scaled:
         return self.step_s / self.smaller
 
 
-def compute_s(c: Config, devices: int, device_name: str) -> float | None:
-    """Compute the seconds of a step on so many devices; None if their peak is not known."""
-    peak = peak_tflops(device_name, c.dtype)
-    if peak is None:
-        return None
-    return c.batch_tokens * flops_of(c) / (devices * peak * 1e12 * MFU)
-
-
 def scaled(smaller: float = 1, slower: float = 1) -> Scaled:
     """The preset as make plan sees it on its cards."""
     c = load_config({"PRESET": PRESET})
-    card = fleet_of(c).slowest(c.dtype)
-    step_s = compute_s(c, fleet_of(c).processes, card.names[0])
+    step_s = speed_of(run_of(c, fleet_of(c)), None).step_s
     assert step_s is not None
     return Scaled(parameters(c).total, step_s, smaller, slower)
 

@@ -12,13 +12,14 @@ import sys
 import time
 
 from train.children import code_of_shell, say
-from train.tune import count_gpus, tune
+from train.tune import count_gpus, forget_ranks, tune
 
 TICK_S = 0.02
 
 
 def main(device: str, nproc: str, port: str, *words: str) -> None:
     environment = dict(os.environ)
+    forget_ranks(environment)
     gpus = 0 if device == "cpu" else count_gpus(environment)
     processes = int(nproc or max(1, gpus))
     say(tune(environment, processes, gpus))

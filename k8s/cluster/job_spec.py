@@ -21,12 +21,12 @@ from settings.declare import Section, format_value, read_section
 from settings.finetune import LoRA, Tuning
 from settings.init_from import SHAPE
 from settings.planning import Planning
-from settings.resolve import Resolved, resolve
+from settings.resolve import Resolved, find_fitted, resolve
 from settings.run import Sources
 from settings.sampling import Sampling
 from settings.sources import read_file
 from settings.training import DiLoCo, Wan
-from settings.tuning_rules import refuse_unsupported
+from settings.tuning_rules import FITTED, fit_to_model, refuse_unsupported
 from settings.watching import Measuring, Watching
 from train.data.sources.source import CorpusError, declared
 
@@ -114,6 +114,8 @@ def cluster_config(environ: Mapping[str, str] | None = None) -> tuple[Config, li
         problems += found if "NODES" not in refused else []
         refused.add("SITES")  # nothing more is to be said of it
     c = Config(**{name.lower(): value for name, value in values.items()})
+    if tunes:
+        c = fit_to_model(c, resolved.fitted, None, c.nodes * (c.nproc or 1))
     if "GPUS_PER_NODE" in refused:
         refused.add("NPROC")
     if asked not in (None, c.nproc):
@@ -389,6 +391,8 @@ def pod_environment(c: Config) -> dict[str, str]:
         name: getattr(asked, name.lower()) for name in SETTINGS if name not in left
     }
     defaults = Config()
+    # The pods choose the others, once they have read model and DATA.
+    given = set(FITTED) - find_fitted() if c.model else set(FITTED)
     environment = (
         {name: given.text for name, given in network.items()}
         | {
@@ -399,8 +403,11 @@ def pod_environment(c: Config) -> dict[str, str]:
         | {
             name: format_value(value)
             for name, value in values.items()
-            if value != getattr(defaults, name.lower()) and not (c.init_from and name in SHAPE)
+            if name not in FITTED
+            and value != getattr(defaults, name.lower())
+            and not (c.init_from and name in SHAPE)
         }
+        | {name: format_value(values[name]) for name in FITTED if name in given & values.keys()}
         | IN_POD
     )
     seen = as_a_pod_sees(environment).config

@@ -31,7 +31,7 @@ TRACEBACK = re.compile(
 LINKS = ("During handling of the above exception", "The above exception was the direct cause")
 RULER = re.compile(r"={20,}$")  # torchrun's table of what failed stands between two
 ORDINARY = re.compile(
-    rf"{CLOCK}|step=\d|launch: |roll call: |checkpoint |goodput |run=|data=|node \d|stopped by |"
+    rf"{CLOCK}|step=\d|launch: |rendezvous: |checkpoint |goodput |run=|data=|node \d|stopped by |"
     r"[EWIF]\d{4} \d\d:|\S+:\d+:\d+ \[\d+\] NCCL "
 )
 LONGEST_MESSAGE = 25  # lines of an exception's own words, after its frames

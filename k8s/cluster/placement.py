@@ -12,7 +12,8 @@ from k8s.cluster.kubectl import BAD_ENVIRONMENT, kubectl, refusal, short, succee
 from k8s.cluster.nodes import Node, room
 from k8s.cluster.preflight import site_of
 from k8s.cluster.target import when
-from plan.network import wan
+from plan.network.traffic import TYPICAL_GBIT
+from plan.planner import Plan
 from record.number_formats import size
 from settings.config import Config
 
@@ -207,11 +208,9 @@ def table(placed: Placed, nodes: Sequence[Node] | None) -> str:
     return "\n".join(words.table(rows)) + "\n"
 
 
-def across_sites(
-    placed: Placed, nodes: Sequence[Node] | None, c: Config, step_s: float | None
-) -> str:
+def across_sites(placed: Placed, nodes: Sequence[Node] | None, c: Config, plan: Plan | None) -> str:
     """What plain DDP is in for where the pods' sites differ; "" where they do not, or are not known. SYNC=diloco is
-    made for it, and is only told how many there are."""
+    made for it, and is only told how many there are. plan: None where the GPUs or the model are not known."""
     where = [site_of(nodes, pod.node) for pod in placed.pods if pod.node]
     found = sorted(set(filter(None, where)))
     if len(found) < 2:
@@ -221,22 +220,22 @@ def across_sites(
             f"the pods are at {len(found)} sites ({', '.join(found)}), which SYNC=diloco is made for: they "
             f"exchange what they have learned once in SYNC_EVERY={c.sync_every} steps, and not in every one"
         )
-    sent = 2 * (len(found) - 1) / len(found) * wan.gradient_bytes(c)
     said = (
-        f"the pods are at {len(found)} sites ({', '.join(found)}), and SYNC=ddp sends {size(sent)} of "
-        "gradients out of each site in every step. "
+        f"the pods are at {len(found)} sites ({', '.join(found)}), and with SYNC=ddp every step waits for the "
+        "network between them. "
     )
-    if step_s is None:
+    step_s = plan.pace.speed.step_s if plan else None
+    if plan is None or step_s is None:
         said += "How long a step computes is not known here, so neither is how much of the time that leaves. "
     else:
+        ways = [(gbit, plan.between(len(found), gbit)) for gbit in TYPICAL_GBIT]
         shares = [
-            f"{100 * wan.sync_efficiency(step_s, wan.gradient_bytes(c), len(found), speed):.0f}% at "
-            f"{speed:g} Gbit/s"
-            for speed in wan.SPEEDS
+            f"{100 * step_s / (step_s + way.wait_s):.0f}% at {gbit:g} Gbit/s" for gbit, way in ways
         ]
         said += (
-            f"Expected efficiency, computed: {' and '.join(shares)} between sites; the rest of the time is "
-            "waiting, while the GPUs show 100% utilisation. "
+            f"{size(ways[0][1].bytes_per_step)} leave each site. Expected efficiency, computed: "
+            f"{' and '.join(shares)} between sites; the rest of the time is waiting, while the GPUs show 100% "
+            "utilisation. "
         )
     held = room(nodes or [], c)
     fits = [

@@ -8,7 +8,7 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,28 @@ def render(c: Config, image: str, *, data_job: bool = False, gpu: str = GPU) -> 
     )
     if c.sync == "diloco" and not data_job:
         text += "---\n" + lighthouse(c, image, text)
+    text = avoid(text, [name for name in c.exclude_nodes.split(",") if name])
     return text.replace(UNSET, f'pure-transformer/rendered: "{digest(objects(text))}"')
+
+
+def avoid(text: str, nodes: Sequence[str]) -> str:
+    """Return this YAML with Jobs whose pods go to none of these nodes."""
+    if not nodes:
+        return text
+    things = objects(text)
+    for thing in things:
+        if thing["kind"] == "Job":
+            affinity = thing["spec"]["template"]["spec"].setdefault("affinity", {})
+            required = affinity.setdefault("nodeAffinity", {}).setdefault(
+                "requiredDuringSchedulingIgnoredDuringExecution", {"nodeSelectorTerms": [{}]}
+            )
+            for term in required["nodeSelectorTerms"]:
+                # The API takes one name for each of these, and all of them must hold.
+                term.setdefault("matchFields", []).extend(
+                    {"key": "metadata.name", "operator": "NotIn", "values": [name]}
+                    for name in nodes
+                )
+    return yaml.safe_dump_all(things, sort_keys=False, allow_unicode=True)
 
 
 def lighthouse(c: Config, image: str, text: str) -> str:

@@ -15,11 +15,12 @@ from types import TracebackType
 
 from k8s.cluster import render
 from k8s.cluster.image_ref import image_of
-from k8s.cluster.job_spec import VOLUME_AT
+from k8s.cluster.job_spec import IN_POD, VOLUME_AT
 from k8s.cluster.kubectl import Done, Refused
 from k8s.cluster.target import DATA, Target, Thing, check_namespace, container_of, runs
 from k8s.cluster.where import Place
 from k8s.cluster.words import seconds_of, trouble
+from record.bad_nodes import FOLDER, LIST_COMMAND, BadNode, parse
 from settings.terminal import complain
 
 START_S = (
@@ -28,16 +29,26 @@ START_S = (
 HOPELESS_S = 20.0  # what cannot mend itself (no such image) is given up after this time
 LEFT_S = 120.0  # a reader pod that was left behind must have so long to live, to be used
 POLL_S = 1.0
+BAD_NODES_AT = f"{IN_POD['RUNS_DIR']}/{FOLDER}"
 LIVES_S = 900.0  # as k8s/manifests/reader/pod.yaml has it; after that it is over anyway
 
 
 class Volume:
     """A run's folder on the volume. Use as `with Volume(...) as volume`."""
 
-    def __init__(self, place: Place, target: Target, start_s: float = START_S, told: bool = True):
+    def __init__(
+        self,
+        place: Place,
+        target: Target,
+        start_s: float = START_S,
+        told: bool = True,
+        writes: bool = False,
+    ):
+        self.writes = writes
         self.origin, self.target, self.start_s, self.told = place, target, start_s, told
         self.folder = f"{VOLUME_AT}/runs/{place.paths.name}"
-        self.reader = f"{target.job_name}-reader"
+        # A reader that is there already cannot write.
+        self.reader = f"{target.job_name}-{'writer' if writes else 'reader'}"
         self.pod: tuple[str, str] | None = None  # name and container that commands run in
         self.made = False
 
@@ -116,6 +127,10 @@ class Volume:
         if process.returncode:
             raise self.refused(Done(process.returncode, "", err.decode(errors="replace")))
         return bytes(out)
+
+    def bad_nodes(self) -> list[BadNode]:
+        """The nodes that pods have found bad. Raises Refused."""
+        return parse(self.ask("sh", "-c", LIST_COMMAND, "sh", BAD_NODES_AT))
 
     def refused(self, done: Done) -> Refused:
         """Why a command in the pod failed, as a sentence."""
@@ -201,6 +216,9 @@ class Volume:
             volume=self.origin.value("volume"),
         )
         pod = render.reader_pod(c, image, self.reader)
+        if self.writes:
+            for mount in pod["spec"]["containers"][0]["volumeMounts"]:
+                mount["readOnly"] = False
         if self.told:
             say(
                 f"no pod of the run is there to read its volume through; starting {self.reader}, which takes a moment"

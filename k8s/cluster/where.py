@@ -22,6 +22,7 @@ from record.run_paths import RunPaths
 from settings import ROOT, SettingsError
 from settings.checks import CHECKS
 from settings.config import Config
+from settings.json_file import read_small
 from settings.resolve import resolve
 
 SENT = "cluster.json"  # in a run's folder here: where the run was sent
@@ -131,7 +132,7 @@ def look(environ: Mapping[str, str] | None, root: Path, defaults: Mapping[str, s
 def read_sent(paths: RunPaths) -> dict[str, Any]:
     """What cluster.json says; {} if there is none that can be read."""
     try:
-        sent = json.loads((paths.folder / SENT).read_text(encoding="utf-8"))
+        sent = json.loads(read_small(paths.folder / SENT))
     except (OSError, ValueError):
         return {}
     return sent if isinstance(sent, dict) else {}

@@ -3,25 +3,45 @@
     all weights    float32, with moments                              LORA_RANK=0
     adapters       rank x (rows + columns) beside a matrix, float32   LORA_RANK above 0; what they adapt is of DTYPE
 
-finetune/adapter.py joins them and finetune/tuning_job.py counts the work; tests hold both equal to this.
+finetune/adapter.py joins them and finetune/main.py counts the work; tests hold both equal to this.
 """
 
 import dataclasses
 
-from plan.activations import item_bytes
 from plan.finetuning.hf_shape import ATTENTION, EXPERTS, MLP, ROUTER, Block, Matrix, Shape
-from plan.network.traffic import Sent
 from plan.storage import TENSOR_BYTES
 from settings import SettingsError
 from settings.config import Config
 
-FLOAT = 4
+FLOAT = 4  # bytes of a float32
 OF_MIXTURES = (
     "gate_proj",
     "up_proj",
     "down_proj",
 )  # of a mixture's kind peft adapts them as parameters (adapter.py)
 HEADER_BYTES = 150  # of a tensor in a safetensors file, at most
+
+
+def item_bytes(c: Config) -> int:
+    """Of a number in DTYPE."""
+    return {"float32": FLOAT, "bfloat16": 2}[c.dtype]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sent:
+    """What the processes of a copy send each other in a step, in bytes.
+
+    Attributes:
+        gradients: of what is trained, in float32.
+        weights: that FSDP2 gathers in a forward pass.
+        again: of these, those that it gathers once more in the backward pass: the blocks.
+        blocks: how many there are.
+    """
+
+    gradients: float
+    weights: float
+    again: float
+    blocks: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,10 +86,13 @@ class Tuned:
                 2 * block.times * (matrix.name in self.adapted)
                 for block, matrix in self.shape.matrices()
             )
-        norms = 4 if self.shape.qk_norm else 2
         return (2 if self.shape.tied else 3) + sum(
             block.times
-            * (norms + len(block.matrices) + sum(matrix.bias > 0 for matrix in block.matrices))
+            * (
+                block.norm_tensors
+                + len(block.matrices)
+                + sum(matrix.bias > 0 for matrix in block.matrices)
+            )
             for block in self.shape.blocks
         )
 
@@ -86,11 +109,11 @@ class Tuned:
 
     def flops(self, causal: bool = False) -> float:
         """Of a token, forward and backward: 6 for a weight that is trained, 4 for one that is not."""
-        each, found = 4.0 if self.lora else 6.0, each_table(self)
+        each, total = 4.0 if self.lora else 6.0, each_table(self)
         for block, matrix in self.shape.matrices():
             share = matrix.used / matrix.number
-            found += block.times * (each * matrix.active + 6.0 * self.adapter(matrix) * share)
-        return found + (6.0 if causal else 12.0) * self.attention
+            total += block.times * (each * matrix.active + 6.0 * self.adapter(matrix) * share)
+        return total + (6.0 if causal else 12.0) * self.attention
 
     @property
     def attention(self) -> int:
@@ -100,25 +123,14 @@ class Tuned:
     @property
     def forward_flops(self) -> float:
         """Of a token, forward alone."""
-        found = 2.0 * self.shape.table + 4.0 * self.attention
+        total = 2.0 * self.shape.table + 4.0 * self.attention
         for block, matrix in self.shape.matrices():
-            found += (
+            total += (
                 2.0
                 * block.times
                 * (matrix.active + self.adapter(matrix) * matrix.used / matrix.number)
             )
-        return found
-
-    @property
-    def active(self) -> int:
-        """Weights that take part in a product for each token, adapters among them."""
-        return round(
-            self.shape.active
-            + sum(
-                block.times * self.adapter(matrix) * matrix.used / matrix.number
-                for block, matrix in self.shape.matrices()
-            )
-        )
+        return total
 
     # ---- Between processes, and on disk
 
@@ -155,9 +167,9 @@ def tuned_of(c: Config, shape: Shape) -> Tuned:
         return Tuned(c, shape, frozenset())
     chosen, nowhere = set[str](), []
     for target in c.lora_targets.split(","):
-        found = {matrix.name for _, matrix in shape.matrices() if is_target(target, matrix)}
-        nowhere += [] if found else [target]
-        chosen |= found
+        matches = {matrix.name for _, matrix in shape.matrices() if is_target(target, matrix)}
+        nowhere += [] if matches else [target]
+        chosen |= matches
     if nowhere == [MLP] and shape.experts and chosen:
         nowhere = []  # of a mixture that has experts alone, as finetune/adapter.py has it
     if nowhere:

@@ -8,12 +8,12 @@ Between sites the slowest counts, since an exchange waits for it: of all pairs, 
 
 import dataclasses
 import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from record.durable import write_whole
 from settings import ROOT
 from settings.config import Config
 
@@ -68,31 +68,24 @@ class Links:
     @property
     def settings(self) -> dict[str, str]:
         """NAME -> value: what make plan is to be given; none where nothing was measured."""
-        found: dict[str, float | None] = {
-            "WAN_GBIT": slowest(
-                [
-                    *(pair.many_gbit for pair in self.pairs if self.far(pair.start, pair.end)),
-                    *self.out_of_sites(),
-                ]
-            ),
-            "WAN_RTT_MS": max(
-                (
-                    pair.rtt_ms
-                    for pair in self.pairs
-                    if self.far(pair.start, pair.end) and pair.rtt_ms is not None
-                ),
-                default=None,
-            ),
-            "LAN_GBIT": slowest(
-                [
-                    *(pair.many_gbit for pair in self.pairs if not self.far(pair.start, pair.end)),
-                    *(flow.gbit for flow in self.at_once if not self.far(flow.start, flow.end)),
-                ]
-            ),
+        wan, lan, round_trips = self.out_of_sites(), [], [0.0]
+        for pair in self.pairs:
+            if self.far(pair.start, pair.end):
+                wan.append(pair.many_gbit)
+                round_trips.append(pair.rtt_ms or 0.0)
+            else:
+                lan.append(pair.many_gbit)
+        for flow in self.at_once:
+            if not self.far(flow.start, flow.end):
+                lan.append(flow.gbit)
+        values = {
+            "WAN_GBIT": slowest(wan),
+            "WAN_RTT_MS": max(round_trips),
+            "LAN_GBIT": slowest(lan),
         }
-        return {name: f"{value:.3g}" for name, value in found.items() if value}
+        return {name: f"{value:.3g}" for name, value in values.items() if value}
 
-    def out_of_sites(self) -> list[float]:
+    def out_of_sites(self) -> list[float | None]:
         """Gbit/s that each site sent to others, of all its nodes, while all sent."""
         sums: dict[str, float] = {}
         for flow in self.at_once:
@@ -119,10 +112,10 @@ def path_of(runs_dir: str) -> Path:
     return (ROOT / runs_dir).absolute() / FILE
 
 
-def to_json(found: Links) -> str:
+def to_json(links: Links) -> str:
     return (
         json.dumps(
-            {"schema": SCHEMA, **dataclasses.asdict(found), "settings": found.settings}, indent=1
+            {"schema": SCHEMA, **dataclasses.asdict(links), "settings": links.settings}, indent=1
         )
         + "\n"
     )
@@ -148,13 +141,10 @@ def of_json(text: str) -> Links | None:
         return None
 
 
-def write(runs_dir: str, found: Links) -> Path:
+def write(runs_dir: str, links: Links) -> Path:
     """Whole or not at all. Raises OSError."""
     path = path_of(runs_dir)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{FILE}.{os.getpid()}")
-    temporary.write_text(to_json(found), encoding="utf-8")
-    temporary.replace(path)
+    write_whole(path, to_json(links).encode())
     return path
 
 
@@ -166,30 +156,24 @@ def read(runs_dir: str) -> Links | None:
         return None
 
 
-def defaults(c: Config) -> dict[str, str]:
-    """NAME -> value of the links that were measured, for make plan; empty where none were."""
-    found = read(c.runs_dir)
-    return found.settings if found else {}
-
-
 def loaded(load: Callable[[dict[str, str]], Config]) -> Config:
     """Settings with these links in the place of declared defaults. load: loads them, given such places."""
     c = load({})
-    measured = defaults(c)
-    return load(measured) if measured else c
+    links = read(c.runs_dir)
+    return load(links.settings) if links else c
 
 
-def said(c: Config) -> str:
+def describe(c: Config) -> str:
     """', measured on 22 Nov 2026 by make net-probe', where c's links between sites are those."""
-    found = read(c.runs_dir)
-    settings = found.settings if found else {}
+    links = read(c.runs_dir)
+    settings = links.settings if links else {}
     same = {
         name: float(value) == getattr(c, name.lower())
         for name, value in settings.items()
         if name != "LAN_GBIT"
     }
     return (
-        f", measured on {found.date} by make net-probe"
-        if found and same and all(same.values())
+        f", measured on {links.date} by make net-probe"
+        if links and same and all(same.values())
         else ""
     )

@@ -100,6 +100,7 @@ class Kubelet:
         self.cluster, self.store, self.folder = cluster, cluster.store, cluster.folder / "kubelet"
         self.images = None if images is None else set(images)  # those that can be pulled; None: all
         self.extra = extra or {}  # to the environment of every container
+        self.of_nodes: dict[str, dict[str, str]] = {}  # likewise, of those on a node
         self.image = Image(self.folder)
         self.ports = Ports()
         self.running: dict[str, Running] = {}
@@ -232,7 +233,7 @@ class Kubelet:
                 folder,
                 self.folder / "claims",
                 self.ports,
-                self.extra,
+                self.extra | self.of_nodes.get(node, {}),
             )
         except NotYet as why:
             self.cluster.event(pod, "Warning", "Failed", str(why))

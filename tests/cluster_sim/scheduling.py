@@ -1,4 +1,8 @@
-"""Which node a pod goes to: the first that it asks for, tolerates, and that has its GPUs free. Nothing is preferred."""
+"""Which node a pod goes to: one that it asks for, tolerates, and that has its GPUs free.
+
+Of several the one that has had the fewest pods with GPUs, and of those the first. Kubernetes chooses by scores, which leave a bad
+node as likely as any other.
+"""
 
 from collections import Counter
 from typing import Any
@@ -10,8 +14,12 @@ ENDED = ("Succeeded", "Failed")
 GPU = "nvidia.com/gpu"
 
 
-def fits(term: Thing, labels: dict[str, str]) -> bool:
-    """Whether a node's labels satisfy all expressions of a term."""
+def fits(term: Thing, labels: dict[str, str], name: str = "") -> bool:
+    """Whether a node's name and labels satisfy all expressions of a term."""
+    for field in term.get("matchFields", []):
+        assert field["key"] == "metadata.name" and len(field["values"]) == 1, "as the API has it"
+        if (name in field["values"]) != (field["operator"] == "In"):
+            return False
     for expression in term.get("matchExpressions", []):
         value, operator, values = (
             labels.get(expression["key"]),
@@ -66,7 +74,8 @@ def place(
         .get("nodeAffinity", {})
         .get("requiredDuringSchedulingIgnoredDuringExecution", {})
     )
-    for node in nodes:
+    had = Counter(str(other["spec"].get("nodeName")) for other in pods if gpus(other["spec"]))
+    for node in sorted(nodes, key=lambda node: had[node["metadata"]["name"]]):
         labels, name = node["metadata"].get("labels", {}), node["metadata"]["name"]
         strange = [t for t in node.get("spec", {}).get("taints", []) if not tolerates(spec, t)]
         taken = sum(
@@ -76,7 +85,9 @@ def place(
         )
         if not (
             spec.get("nodeSelector", {}).items() <= labels.items()
-            and (not wanted or any(fits(term, labels) for term in wanted["nodeSelectorTerms"]))
+            and (
+                not wanted or any(fits(term, labels, name) for term in wanted["nodeSelectorTerms"])
+            )
         ):
             reasons["node(s) didn't match Pod's node affinity/selector"] += 1
         elif strange:

@@ -1,6 +1,7 @@
 """Disks: room, rights and speed, on made facts and in folders of this machine."""
 
 import dataclasses
+import errno
 import os
 import shutil
 import subprocess
@@ -75,6 +76,19 @@ def test_a_file_where_a_folder_is_wanted(tmp_path: Path) -> None:
         and f"{tmp_path}/runs is no folder" in finding.text
         and disk.places(c, found) == []
     )
+
+
+@pytest.mark.parametrize(("node", "code"), [("", 78), ("node-7", 71)])
+def test_a_disk_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, node: str, code: int) -> None:
+    def stale(path: Path) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle", str(path))
+
+    monkeypatch.setenv("K8S_NODE", node)
+    with monkeypatch.context() as patched:  # all of os, so only as long as needed
+        patched.setattr("doctor.disk.os.stat", stale)
+        (finding,) = disk.rights([disk.folder("RUNS_DIR", Path("/"))])
+    assert "nothing can be written there (Stale file handle)" in finding.text
+    assert finding.code == code
 
 
 AS_NOBODY = """

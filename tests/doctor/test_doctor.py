@@ -227,6 +227,11 @@ def test_probe_measures_last_and_what_cannot_be_kept_is_told(
         "here",
         "probe-disk",
     ] and err == "probe: products\n"
+    disturbed = [Finding("probe-alone", WARN, "other processes took 68% of the processors")]
+    with monkeypatch.context() as patched:
+        patched.setattr(doctor.probed, "findings", lambda c, found: list(disturbed))
+        assert doctor.main() == 0 and kept == ["measured"]
+        assert "is not kept for make plan" in capfd.readouterr().out
     monkeypatch.setattr(
         doctor.probing, "keep", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left"))
     )

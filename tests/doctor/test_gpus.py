@@ -141,6 +141,18 @@ def test_cuda_visible_devices_chooses_as_cuda_does(
 # ---- gpus
 
 
+@pytest.mark.parametrize(("node", "code"), [("", 78), ("node-7", 71)])
+def test_an_old_driver_is_a_fault_of_a_pods_machine(
+    monkeypatch: pytest.MonkeyPatch, node: str, code: int
+) -> None:
+    monkeypatch.setenv("K8S_NODE", node)
+    build = Build("2.13.0+cu130", (13, 0))
+    old = gpus.driver(config(device="cuda"), seen(A100), build)
+    assert old and "is too old" in old.text and old.code == code
+    without = gpus.driver(config(device="cuda"), seen(A100), Build("2.13.0+cpu"))
+    assert without and without.level == FAIL and without.code == 78, "the image is on every node"
+
+
 def test_no_gpu_is_an_error_only_where_one_is_asked_for() -> None:
     assert told(gpus.gpus(config(), seen())[0]) == "PASS none here; the run takes the CPU; "
     (finding,) = gpus.gpus(config(device="cuda"), seen())

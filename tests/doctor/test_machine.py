@@ -13,7 +13,7 @@ import pytest
 from doctor import machine
 from doctor.machine import Compiler, Meeting
 from hardware.host_memory import Memory, read_memory
-from plan import memory as plan_memory
+from plan.run import pretraining_memory
 from settings import ROOT
 from settings.config import Config
 from settings.finding import FAIL, PASS, WARN, Finding
@@ -110,7 +110,7 @@ def test_memory_that_a_step_and_a_save_take(
     c = config(**SHAPE | settings)
     without = dataclasses.replace(c, save_every=0)
     step = (
-        1e9 if on_gpus else plan_memory.memory(without, processes * c.nodes, processes, True).total
+        1e9 if on_gpus else pretraining_memory(without, processes * c.nodes, processes, True).total
     )
     need = machine.needed_bytes(c, processes, on_gpus) - processes * step
     assert need == pytest.approx(

@@ -33,11 +33,9 @@ from train.model.model import build
 CPU = torch.device("cpu")
 SHAPES = [
     LLAMA,
-    {"tie_embeddings": False},
-    {"n_kv_head": 1, "vocab_size": 600},
+    {"tie_embeddings": False, "n_kv_head": 1, "rope_theta": 123456.7},
     QWEN,
-    {**QWEN, "tie_embeddings": True, "vocab_size": 513},
-    {"rope_theta": 123456.7, "norm_eps": 3e-7},
+    {**QWEN, "tie_embeddings": True, "vocab_size": 513, "norm_eps": 3e-7},
 ]
 
 
@@ -110,7 +108,7 @@ def test_the_head_is_written_once_if_it_is_tied_and_padding_never(
 def test_several_files_in_bfloat16_have_an_index_and_each_weight_rounded(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weight_files, "FILE_GB", 0.00005)  # 50 kB
+    monkeypatch.setattr(weight_files, "EXPORT_SHARD_GB", 0.00005)  # 50 kB
     assert run.command(monkeypatch, DTYPE="bfloat16") == 0
     index = json.loads((run.export / "model.safetensors.index.json").read_text())
     files = sorted(path.name for path in run.export.glob("*.safetensors"))
@@ -130,8 +128,11 @@ def test_several_files_in_bfloat16_have_an_index_and_each_weight_rounded(
     assert next(model_of(run.export).parameters()).dtype == torch.bfloat16  # by config.json
 
 
-@pytest.mark.parametrize("file_gb", [5, 0.0001], ids=["one file", "several"])
-@pytest.mark.parametrize("changes", [{**LLAMA, "vocab_size": 513}, QWEN], ids=["Llama", "Qwen3"])
+@pytest.mark.parametrize(
+    ("changes", "file_gb"),
+    [({**LLAMA, "vocab_size": 513}, 0.0001), (QWEN, 5)],
+    ids=["Llama in several files", "Qwen3"],
+)
 def test_a_run_that_starts_from_an_export_has_the_same_bits(
     tiny: Config,
     tmp_path: Path,
@@ -140,7 +141,7 @@ def test_a_run_that_starts_from_an_export_has_the_same_bits(
     changes: dict,
     file_gb: float,
 ) -> None:
-    monkeypatch.setattr(weight_files, "FILE_GB", file_gb)
+    monkeypatch.setattr(weight_files, "EXPORT_SHARD_GB", file_gb)
     made = make_run(tmp_path, recipe(tiny, tokenizer=data["TOKENIZER"], **changes))
     assert made.command(monkeypatch) == 0
     other = build(dataclasses.replace(made.config, seed=99), CPU)
@@ -184,14 +185,15 @@ def test_a_conversation_has_our_ids_and_a_reply_ends(
 # ---- Which checkpoint, and what is replaced
 
 
+@pytest.fixture
+def made(tiny: Config, tmp_path: Path, data: dict[str, str]) -> Run:
+    """A run with checkpoints of steps 3 and 5."""
+    return make_run(tmp_path, recipe(tiny, tokenizer=data["TOKENIZER"]), steps=(3, 5))
+
+
 def test_the_newest_checkpoint_is_exported_or_that_of_step(
-    tiny: Config,
-    tmp_path: Path,
-    data: dict[str, str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    made: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = make_run(tmp_path, recipe(tiny, tokenizer=data["TOKENIZER"]), steps=(3, 5))
 
     def exports(step: int) -> bool:
         found = load_file(made.export / "model.safetensors")["model.norm.weight"]
@@ -199,9 +201,9 @@ def test_the_newest_checkpoint_is_exported_or_that_of_step(
 
     assert made.command(monkeypatch) == 0
     assert "step 5" in capsys.readouterr().out and exports(5)
-    assert place.exported_step(made.export) == 5
+    assert place.read_facts(made.export)["step"] == 5
     assert made.command(monkeypatch, STEP="3") == 0 and exports(3)
-    assert place.exported_step(made.export) == 3
+    assert place.read_facts(made.export)["step"] == 3
     names = sorted(path.name for path in made.folder.iterdir())
     assert names == [".export", "checkpoints", "config.json", "empty.env", "export"]
     assert made.command(monkeypatch, STEP="4") == 64
@@ -223,6 +225,40 @@ def test_an_export_that_was_edited_is_not_replaced(
     assert run.command(monkeypatch) == 78
     assert "LICENSE, README.md: Was edited, or no export wrote it" in capsys.readouterr().err
     assert digest(run.export) == before
+
+
+def test_an_export_that_a_run_was_fine_tuned_from_stays(
+    made: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert made.command(monkeypatch, STEP="3") == 0
+    first = digest(made.export)
+    model = weight_files.fingerprint(made.export)
+    for name, content in (("bad", "{"), ("new", '{"settings": {}}')):  # neither needs an export
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(content)
+    assert made.command(monkeypatch) == 0
+    assert not list(made.folder.glob("export-*"))
+
+    assert made.command(monkeypatch, STEP="3") == 0
+    tuned = tmp_path / "tuned" / "site_1"
+    tuned.mkdir(parents=True)
+    attempts = {"settings": {}, "attempts": [{"model_fingerprint": model}]}
+    (tuned / "config.json").write_text(json.dumps(attempts))
+    earlier = made.folder / f"export-{model}"
+    assert made.command(monkeypatch, STEP="3") == 0  # of the same weights one is enough
+    assert not earlier.exists()
+    capsys.readouterr()
+    assert made.command(monkeypatch) == 0
+    assert (
+        f"The earlier export is now {earlier}, because these runs were fine-tuned from it: tuned/site_1."
+        in capsys.readouterr().err
+    )
+    assert digest(earlier) == first
+    assert place.read_facts(made.export)["step"] == 5
+    assert made.command(monkeypatch, STEP="3") == 0
+    assert made.command(monkeypatch) == 0
+    assert list(made.folder.glob("export-*")) == [earlier]
+    assert digest(earlier) == first
 
 
 @pytest.mark.parametrize("point", ["weights", "seal", "before the renames", "between the renames"])
@@ -297,7 +333,7 @@ def test_an_interrupted_export_cleans_up_itself(
 def test_two_exports_of_a_run_do_not_meet(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with place.hold(run.folder):
+    with place.lock(run.folder):
         assert run.command(monkeypatch) == 78
     assert "Another process exports this run" in capsys.readouterr().err and not run.export.exists()
 

@@ -34,7 +34,6 @@ def test_a_run_that_starts_from_an_export_begins_where_it_ended(trained, tmp_pat
         "has the hash of what was written",
     ):
         assert words in said
-    assert all(f"  {path.name} " in said for path in folder.iterdir())
     model = shutil.copytree(folder, tmp_path / "model")
     settings = dict.fromkeys([*SHAPE, "TOKENIZER"], "") | {  # the folder sets them
         "RUNS_DIR": str(tmp_path),

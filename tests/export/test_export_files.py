@@ -131,17 +131,6 @@ def test_what_would_cut_pad_or_add_is_taken_out(tiny: Config, tmp_path: Path) ->
     assert kept.get_vocab() == made.get_vocab() and kept.truncation is None and kept.padding is None
 
 
-def test_a_chat_ends_an_answer_where_its_token_does(tmp_path: Path) -> None:
-    v = tokenizer.train(iter(some_text()), 400, tmp_path / "t.json")
-    end = v.tokenizer.token_to_id("<|end|>")
-    assert files.generation_config(v, [end])["eos_token_id"] == [v.end_of_text, end]
-    assert files.generation_config(v, [])["eos_token_id"] == v.end_of_text
-    assert (
-        files.tokenizer_config(Config(), v, "{{ messages }}")["chat_template"] == "{{ messages }}"
-    )
-    assert "chat_template" not in files.tokenizer_config(Config(), v, None)
-
-
 # ---- The model card
 
 
@@ -231,11 +220,14 @@ def test_a_card_has_counts_and_evaluations_of_this_step_alone(
         "core": {"tasks": {"arc_easy": task}},
         "provenance": {"host": "secret-host"},
     }
+    asked = {"right": 38, "asked": 40}
+    chat = {"step": 3, "written": asked, "choice": {"right": 0, "asked": 0}}
+    chat["by_source"] = {"/srv/questions.jsonl": {"written": asked}}
     (run.folder / "eval").mkdir()
     for name, content in (
         ("step_0000003.json", measured),
         ("step_0000002.json", {"step": 2, "val_bpb": 0.99}),
-        ("chat_step_0000003.json", {"step": 3, "written": {"right": 38, "asked": 40}}),
+        ("chat_step_0000003.json", chat),
         ("bad.json", []),
     ):
         (run.folder / "eval" / name).write_text(json.dumps(content))
@@ -244,7 +236,7 @@ def test_a_card_has_counts_and_evaluations_of_this_step_alone(
     assert rows["val_bpb"] == "1.1250" and rows["core tasks arc_easy accuracy"] == "0.3750"
     assert rows["core tasks arc_easy shots"] == "10"
     assert (rows["written right"], rows["written asked"]) == ("38", "40")
-    for other in ("8.0", "0.99", "987", "secret-host", "/srv"):
+    for other in ("8.0", "0.99", "987", "secret-host", "/srv", "choice"):
         assert other not in text
     assert rows["time"].startswith("0:0")
 

@@ -62,7 +62,7 @@ def test_weights_in_parts_are_exported_whole(
     assert len(list((tmp_path / "run" / "checkpoints" / "step_0000001").glob("*.distcp"))) > 1
     (tmp_path / "run" / "config.json").write_text(json.dumps({"settings": c.stored()}))
     made = Run(c, tmp_path / "run", {})
-    monkeypatch.setattr(weight_files, "FILE_GB", 0.00005)
+    monkeypatch.setattr(weight_files, "EXPORT_SHARD_GB", 0.00005)
     assert made.command(monkeypatch) == 0
     assert digests(made.export) == {
         name: digest for name, digest in written.items() if not name.startswith("state.")

@@ -176,21 +176,27 @@ import json, sys
 import xllamacpp
 params = xllamacpp.CommonParams()
 params.model.path = sys.argv[1]
-params.n_ctx = 32
+params.n_ctx = 64
 params.n_parallel = 1
 server = xllamacpp.Server(params)
-request = json.loads(sys.argv[2])
-results = [server.handle_completions(request | {"ignore_eos": True})]
+prompt, messages, greedy = map(json.loads, sys.argv[2:])
+endless = greedy | {"ignore_eos": True}
+results = [server.handle_completions(endless | {"prompt": prompt})]
 for token in range(8):
-    results.append(server.handle_completions(request | {"logit_bias": [[token, 100.0]]}))
-print(json.dumps([result["choices"][0] for result in results]))
+    bias = {"logit_bias": [[token, 100.0]]}
+    results.append(server.handle_completions(greedy | bias | {"prompt": prompt}))
+bias = {"logit_bias": [[token, -1000.0] for token in range(8)]}  # it shows no special tokens
+chat = server.handle_chat_completions(endless | bias | {"messages": messages})
+print(json.dumps([*results, chat]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [LLAMA, QWEN], ids=["llama", "qwen3"])
 def test_llama_cpp_writes_the_same_text_and_stops_at_the_same_tokens(
     make: Make, shape: dict[str, Any]
 ) -> None:
+    """Of a text, and of a conversation by the chat template in the file."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder = install_apart(
@@ -198,20 +204,30 @@ def test_llama_cpp_writes_the_same_text_and_stops_at_the_same_tokens(
     )
     made = make(**shape)
     model = AutoModelForCausalLM.from_pretrained(made.export).eval()
-    stops = model.generation_config.eos_token_id
+    tokenizer = AutoTokenizer.from_pretrained(made.export)
+
+    def write(prompt: list[int], **how: Any) -> str:
+        ids = model.generate(
+            torch.tensor([prompt]), max_new_tokens=9, do_sample=False, eos_token_id=-1, **how
+        )
+        return tokenizer.decode(ids[0, len(prompt) :])
+
     prompt = [model.config.bos_token_id, 100, 101]
-    ids = model.generate(torch.tensor([prompt]), max_new_tokens=9, do_sample=False, eos_token_id=-1)
-    request = {"prompt": prompt, "n_predict": 9, "temperature": 0, "top_k": 1}
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "abc def?"}]
+    request = {"n_predict": 9, "temperature": 0, "top_k": 1}
+    arguments = map(json.dumps, (prompt, messages, request))
     done = subprocess.run(
-        [sys.executable, "-c", LLAMA_CPP, made.export / gguf_file.NAME, json.dumps(request)],
+        [sys.executable, "-c", LLAMA_CPP, made.export / gguf_file.NAME, *arguments],
         env={"PYTHONPATH": str(folder)},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    greedy, *biased = json.loads(done.stdout)
-    tokenizer = AutoTokenizer.from_pretrained(made.export)
-    assert greedy["text"] == tokenizer.decode(ids[0, len(prompt) :])
-    ends = [token for token, it in enumerate(biased) if it["finish_reason"] == "stop"]
-    assert ends == sorted(stops)
+    greedy, *biased, chat = json.loads(done.stdout)
+    assert greedy["choices"][0]["text"] == write(prompt)
+    ends = [i for i, it in enumerate(biased) if it["choices"][0]["finish_reason"] == "stop"]
+    assert ends == sorted(model.generation_config.eos_token_id)
+    prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    assert chat["usage"]["prompt_tokens"] == len(prompt)
+    assert chat["choices"][0]["message"]["content"] == write(prompt, suppress_tokens=list(range(8)))

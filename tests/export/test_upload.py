@@ -117,7 +117,7 @@ def test_a_lost_connection_ends_and_the_same_command_goes_on(
         assert run(folder, monkeypatch, hub) == 78
         said = capsys.readouterr().err
         assert said.startswith(
-            "The Hub does not take model-00002-of-00002.safetensors: the connection was lost"
+            "The Hub does not accept model-00002-of-00002.safetensors: the connection was lost"
         )
         assert said.endswith("check the network, and run the same command again later\n")
         assert said.count("\n") == 1 and not hub.messages

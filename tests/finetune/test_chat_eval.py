@@ -12,7 +12,7 @@ import torch
 from export import place
 from finetune import chat_eval
 from finetune.chat import Chat
-from finetune.chat_eval import Counts, ask, is_same, read_questions, score
+from finetune.chat_eval import ask, is_same, read_questions, score
 from finetune.model_folder import Weights
 from finetune.row_shapes import Conversation
 from settings import load_preset
@@ -94,11 +94,12 @@ def test_answers_are_those_of_one_question_at_a_time(chat: Chat, tmp_path: Path)
         stopped += stop in reply[:most]
     assert 0 < right < 12
     rows = write_rows(tmp_path / "rows.jsonl", choices(31))
-    questions, facts = read_questions(config_of(rows))
+    read, facts = read_questions(config_of(rows))
+    questions = read[str(rows)]
     assert facts["rows"] == len(questions) == 31
     found = ask(chat, [*questions, *written], ALONE, 4)
-    counts = [found["written"][name] for name in ("right", "stopped", "asked")]
-    assert counts == [right, stopped, 12]
+    counts = found["written"]
+    assert (counts.right, counts.stopped, counts.asked) == (right, stopped, 12)
 
     expected = 0
     for question in questions:
@@ -115,9 +116,9 @@ def test_answers_are_those_of_one_question_at_a_time(chat: Chat, tmp_path: Path)
             scores.append(float(likeliest(bare, ids[:place])[ids[place]]))
         chosen = question.options[scores.index(max(scores))]
         expected += chosen == question.messages[-1]["content"]
-    counts = [found["choice"][name] for name in ("right", "asked", "too_long")]
-    assert counts == [expected, 31, 0] and 0 < expected < 31
-    assert found["choice"]["chance"] == pytest.approx(1 / 3)
+    counts = found["choice"]
+    assert (counts.right, counts.asked, counts.too_long) == (expected, 31, 0)
+    assert 0 < expected < 31 and counts.chance == pytest.approx(31 / 3)
 
 
 def test_processes_share_the_questions(
@@ -126,10 +127,10 @@ def test_processes_share_the_questions(
     chat = Chat(Weights(models["llama"]), load_preset(DEVICE="cpu"), CPU)
     rows = [*choices(13), {"question": "Why?", "answer": "No"}, choices(1)[0]]
     rows[-1]["question"] = "why " * 600
-    questions, _ = read_questions(config_of(write_rows(tmp_path / "q.jsonl", rows)))
+    path = write_rows(tmp_path / "q.jsonl", rows)
+    questions = read_questions(config_of(path))[0][str(path)]
     whole = ask(chat, questions, ALONE, 4)
-    counts = [whole["choice"]["asked"], whole["choice"]["too_long"], whole["written"]["asked"]]
-    assert counts == [13, 1, 1]
+    assert (whole["choice"].asked, whole["choice"].too_long, whole["written"].asked) == (13, 1, 1)
     parts: list[torch.Tensor] = []
 
     def keep(values: torch.Tensor) -> torch.Tensor:
@@ -141,8 +142,8 @@ def test_processes_share_the_questions(
         ask(chat, questions, dataclasses.replace(ALONE, rank=rank, size=3), 4)
     assert len(parts) == 3  # one all-reduce each
     choice, written = torch.stack(parts).sum(0).tolist()
-    assert score(Counts(*choice)) == whole["choice"] | {"chance": pytest.approx(1 / 3)}
-    assert score(Counts(*written)) == whole["written"]
+    assert choice == pytest.approx(dataclasses.astuple(whole["choice"]))
+    assert written == list(dataclasses.astuple(whole["written"]))
 
 
 def test_a_fixed_part_is_asked_whatever_the_order_of_the_rows(tmp_path: Path) -> None:
@@ -150,7 +151,8 @@ def test_a_fixed_part_is_asked_whatever_the_order_of_the_rows(tmp_path: Path) ->
 
     def asked(name: str, order: list[Any], **settings: str) -> set[str]:
         config = config_of(write_rows(tmp_path / name, order), **settings).replace(eval_examples=9)
-        return {question.messages[0]["content"] for question in read_questions(config)[0]}
+        (questions,) = read_questions(config)[0].values()
+        return {question.messages[0]["content"] for question in questions}
 
     first = asked("x.jsonl", rows)
     assert len(first) == 9 and asked("y.jsonl", rows[::-1]) == first
@@ -176,9 +178,30 @@ def test_written_answers_are_compared_but_for_case_blanks_and_stops(
 
 def test_the_last_reply_of_a_conversation_is_asked_for(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "q.jsonl", [row("One?", "Yes.", "Two?", "No.")])
-    questions, _ = read_questions(config_of(path))
-    said = [message["content"] for message in questions[0].messages]
+    ((question,),) = read_questions(config_of(path))[0].values()
+    said = [message["content"] for message in question.messages]
     assert said == ["One?", "Yes.", "Two?", "No."]
+
+
+def test_each_source_is_counted_and_the_commonest_answer_is_a_guess(
+    models: dict[str, Path], tmp_path: Path
+) -> None:
+    chat = Chat(Weights(models["llama"]), load_preset(DEVICE="cpu"), CPU)
+    said = [row(f"Is it {i}?", "Yes." if i % 3 else "no") for i in range(9)]
+    paths = [write_rows(tmp_path / "a.jsonl", said), write_rows(tmp_path / "b.jsonl", choices(4))]
+    config = config_of(paths[0]).replace(eval_data=f"{paths[0]},{paths[1]}*2", micro_batch_size=4)
+    read, facts = read_questions(config)
+    assert {source: len(questions) for source, questions in read.items()} == {
+        str(paths[0]): 9,
+        str(paths[1]): 4,
+    }
+    assert facts["rows"] == 13
+    counts = {source: ask(chat, questions, ALONE, 4) for source, questions in read.items()}
+    assert score(counts[str(paths[0])]["written"])["chance"] == pytest.approx(6 / 9)
+    for kind, asked in (("written", 9), ("choice", 4)):
+        total = chat_eval.add(counts, kind)
+        assert total.asked == asked
+        assert total.right == sum(of_source[kind].right for of_source in counts.values())
 
 
 def test_make_eval_writes_what_it_found(models: dict[str, Path], tmp_path: Path) -> None:
@@ -194,6 +217,9 @@ def test_make_eval_writes_what_it_found(models: dict[str, Path], tmp_path: Path)
     assert facts["rows"] == 10 and facts["choice"]["asked"] == 9
     assert facts["choice"]["chance"] == pytest.approx(1 / 3)
     assert facts["written"]["asked"] == 1 and len(facts["written"]["stop_interval"]) == 2
+    assert facts["by_source"] == {
+        env["EVAL_DATA"]: {"choice": facts["choice"], "written": facts["written"]}
+    }
     assert f"of 9, guessing {1 / 3:.1%}" in said and "ended with <|im_end|>: " in said
     env["EVAL_DATA"] = str(write_rows(tmp_path / "q.jsonl", [row("why " * 600, "No.")]))
     said = train(env, command=["scripts/launch.sh", "finetune.evaluate"], code=78)
@@ -206,7 +232,8 @@ def test_questions_as_medqa_has_them() -> None:
         pytest.skip("no MedQA rows beside the repository (shared/data/medical)")
     rows = [json.loads(line) for line in found[0].read_text(encoding="utf-8").splitlines()]
     config = load_preset(EVAL_DATA=str(found[0]), EVAL_EXAMPLES="0")
-    questions, facts = read_questions(config)
+    read, facts = read_questions(config)
+    (questions,) = read.values()
     assert facts["rows"] == len(rows)
     by_question = {entry["question"]: entry for entry in rows}
     for question in questions:
@@ -224,7 +251,8 @@ def test_a_row_that_ends_with_a_tool_call_is_not_asked(
     call = {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}
     asked = {"role": "user", "content": "Is it so?"}
     rows = [row("Why?", "I know."), {"messages": [asked, call]}]
-    questions, facts = read_questions(config_of(write_rows(tmp_path / "q.jsonl", rows)))
+    read, facts = read_questions(config_of(write_rows(tmp_path / "q.jsonl", rows)))
+    (questions,) = read.values()
     assert len(questions) == 1 and facts["rows"] == 2
     assert "1 rows end with a tool call and are not asked" in caplog.text
 

@@ -46,6 +46,12 @@ WITH_THOUGHTS = THINKS.replace(
     "<think>\n\n</think>\n\n", "<think>\n{{ m.reasoning_content or '' }}\n</think>\n\n"
 )
 
+CALL = {"type": "function", "function": {"name": "find", "arguments": {"word": "so"}}}
+WITH_CALLS = (
+    "{{ m['content'] }}{% for call in m.tool_calls or [] %}"
+    "{{ call.function.name }} {{ call.function.arguments.word }}{% endfor %}"
+)
+
 
 def talk(*texts: str, system: str = "", unlearned: tuple[int, ...] = ()) -> Conversation:
     """User and assistant in turn."""
@@ -167,13 +173,8 @@ def test_thoughts_are_written_or_the_conversation_is_dropped(template: Any) -> N
 
 def test_tool_calls_are_written_or_the_conversation_is_dropped(template: Any) -> None:
     conversation = talk("a?", "")
-    call = {"type": "function", "function": {"name": "find", "arguments": {"word": "so"}}}
-    conversation.messages[1]["tool_calls"] = [call]
-    with_calls = CHATML.replace(
-        "{{ m['content'] }}",
-        "{{ m['content'] }}{% for call in m.tool_calls or [] %}"
-        "{{ call.function.name }} {{ call.function.arguments.word }}{% endfor %}",
-    )
+    conversation.messages[1]["tool_calls"] = [CALL]
+    with_calls = CHATML.replace("{{ m['content'] }}", WITH_CALLS)
     assert all_parts(template(with_calls), conversation) == [["find so<|im_end|>"]]
     (dropped,) = template(CHATML).label([conversation])
     assert dropped.reason == "tools"
@@ -191,8 +192,27 @@ def test_a_template_without_an_end_needs_a_stop_token(template: Any) -> None:
     assert all_parts(chat, talk("a?", "one", "b?", "two")) == [["one<|im_end|>"], ["two<|im_end|>"]]
     with pytest.raises(TokenizerError, match=r"STOP_TOKEN=nil: .*Choose one of: .*<\|im_end\|>"):
         template(ENDLESS, stop_token="nil")
-    chat = template(CHATML, stop_token="</s>")
-    assert all_parts(chat, talk("a?", "one")) == [["one</s>"]]
+    for ending in ("<|im_end|>", "<end>"):  # a special token, and text in a model without one
+        chat = template(CHATML.replace("<|im_end|>", ending), stop_token="</s>")
+        assert all_parts(chat, talk("a?", "one", "b?", "two")) == [["one</s>"], ["two</s>"]]
+
+
+def test_a_call_ends_with_the_header_of_its_result(template: Any) -> None:
+    text = OPEN_ENDED.replace("{{ m['content'] }}", WITH_CALLS).replace(
+        "<|{{ m['role'] }}|>",
+        ("{{ '<|im_start|>' if m['role'] == 'tool' else '<|' + m['role'] + '|>' }}"),
+    )
+    conversation = talk("a?", "", "thus", "one")
+    conversation.messages[1]["tool_calls"] = [CALL]
+    conversation.messages[2] = {"role": "tool", "content": "thus"}
+    chat = template(text)
+    assert all_parts(chat, conversation) == [["find so<|im_start|>", "one<|user|>"]]
+    assert chat.decode(chat.stop_ids) == "<|im_start|><|user|>"
+
+
+def test_a_prompt_that_ends_with_a_space_is_named(template: Any) -> None:
+    (remark,) = template(ENDLESS, stop_token="</s>").remarks
+    assert "The chat template ends a prompt with a space" in remark
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,9 @@
 
 import json
 import logging
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +12,7 @@ import pytest
 
 from finetune import benchmarks, chat_eval, evaluate, model_folder
 from finetune.model_folder import Weights
-from settings import SettingsError
+from settings import ROOT, SettingsError
 from settings.config import Config
 from tests.finetune.models import models
 from tests.train.checkpoint.test_checkpoint import ALONE
@@ -50,7 +53,34 @@ def test_questions_are_those_given_or_those_of_the_run(
     caplog.set_level(logging.INFO)
     assert evaluate.find_questions(config, settings) == asked
     is_base = settings == {"MODEL": ""} and bool(given)
-    assert ("EVAL_DATA=given.jsonl is not used: a-run is not" in caplog.text) == is_base
+    assert ("EVAL_DATA=given.jsonl: a-run was not fine-tuned" in caplog.text) == is_base
+
+
+@pytest.mark.parametrize("typed", ["RUN_NAME EVAL_DATA", "RUN_NAME"])
+def test_questions_typed_for_a_run_that_was_not_fine_tuned_are_refused(
+    tmp_path: Path, typed: str
+) -> None:
+    """From the environment or .env they are for other runs, which is said (the test above)."""
+    run = tmp_path / "base"
+    run.mkdir()
+    (run / "config.json").write_text(json.dumps({"settings": {"MODEL": "", "PRESET": "tiny"}}))
+    settings = {"RUNS_DIR": str(tmp_path), "RUN_NAME": "base", "EVAL_DATA": "q.jsonl"}
+    settings |= {"EVAL_TOKENS": "1", "CORE_BUNDLE": "none", "DEVICE": "cpu"}
+    (tmp_path / "empty.env").touch()
+    done = subprocess.run(
+        [sys.executable, "-m", "finetune.evaluate"],
+        cwd=ROOT,
+        env=os.environ
+        | settings
+        | {"MAKE_TARGET": "eval", "MAKE_SETTINGS": typed, "ENV_FILE": str(tmp_path / "empty.env")},
+        capture_output=True,
+        text=True,
+    )
+    said = done.stdout + done.stderr
+    assert done.returncode == 64
+    problem = "EVAL_DATA=q.jsonl: base was not fine-tuned, so it cannot be asked."
+    refusal = f"{problem} Fine-tune it first: make finetune MODEL=base"
+    assert problem in said and (refusal in said) == ("EVAL_DATA" in typed)
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from export.weight_files import fingerprint
 from finetune import weights
 from finetune.adapter import Adapters
-from finetune.hf_model import Tuned, fingerprint, on_meta
-from finetune.tuning_job import flops, say_model
+from finetune.hf_model import Tuned, on_meta
+from finetune.main import count_flops, describe_model
 from settings.config import Config
 from tests.finetune.models import as_rank, models, opened, theirs, whole
 from tests.processes import run_ranks
@@ -65,14 +66,6 @@ def test_weights_and_loss_are_those_of_transformers(models: dict[str, Path], kin
     nats, scored = model(tokens, targets, positions, bounds)
     assert scored == (targets != IGNORED).sum() > 20
     assert nats.item() == pytest.approx(alone(reference, tokens, targets), rel=1e-5)
-
-
-def test_a_head_that_does_more_than_a_product_is_asked_itself(models: dict[str, Path]) -> None:
-    _, model = opened(models["gemma2"], ALONE)
-    batch = packed()
-    capped = model(*batch)[0].item()
-    model.plain_head = True
-    assert model(*batch)[0].item() != pytest.approx(capped, rel=1e-3)
 
 
 class Count:
@@ -140,7 +133,7 @@ def test_work_of_a_token_counts_the_experts_that_it_passes(
     mixture = taken * 3 * d * each + d * experts + 3 * d * shared + d
     weights = attention + 3 * d * wide + mixture + vocabulary * d
     own = 2 * rank * (d + d)
-    full, causal = flops(Tuned(lm, torch.float32), c)
+    full, causal = count_flops(Tuned(lm, torch.float32), c.seq_len)
     products = (4 if rank else 6) * weights + 6 * own
     assert (full, causal) == (products + 12 * 2 * d * seq_len, products + 6 * 2 * d * seq_len)
 
@@ -327,11 +320,9 @@ def test_experts_that_autocast_does_not_know_are_named(
     settings: dict[str, str],
     split: bool,
     said: bool,
-    caplog: pytest.LogCaptureFixture,
 ) -> None:
     if "LORA_RANK" in settings:
         pytest.importorskip("peft", reason="make setup-dev installs it")
     c, model = opened(models[kind], ALONE, PRESET="finetune", **settings)
-    with caplog.at_level("INFO"):
-        say_model(c, model, split)
-    assert ("the experts are computed in float32" in caplog.text) == said
+    text = "\n".join(describe_model(model, c, split))
+    assert ("The experts are computed in float32" in text) == said

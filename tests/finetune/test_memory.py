@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from finetune import tuning_job
+from finetune import main
 from finetune.adapter import Adapters
 from settings import SettingsError, load_preset
 from tests.faults.inject import Fault, faulty
@@ -26,15 +26,15 @@ def test_weights_that_do_not_fit(
     def full(*args: object) -> None:
         raise error
 
-    monkeypatch.setattr(tuning_job.hf_model, "build", full)
+    monkeypatch.setattr(main.hf_model, "build", full)
     c = load_preset(PRESET="finetune", DEVICE="cpu", MODEL=str(models["llama"]))
     with pytest.raises(
         SettingsError, match=r"its weights, 0\.\d GiB in the files.*PARALLEL=fsdp.*LORA_RANK=16"
     ):
-        tuning_job.built(models["llama"], c, ALONE, Adapters.of(c))
-    monkeypatch.setattr(tuning_job.hf_model, "build", lambda *args: 1 / 0)
+        main.build_model(models["llama"], c, ALONE, Adapters.of(c))
+    monkeypatch.setattr(main.hf_model, "build", lambda *args: 1 / 0)
     with pytest.raises(ZeroDivisionError):  # what is something else stays what it is
-        tuning_job.built(models["llama"], c, ALONE, None)
+        main.build_model(models["llama"], c, ALONE, None)
 
 
 @pytest.mark.fault(34)

@@ -12,6 +12,7 @@ from gguf import GGUFReader
 from safetensors.torch import load_file
 
 from finetune import model_folder
+from record.run_paths import RunPaths
 from settings import SettingsError, load_preset
 from settings.config import Config
 from tests.export.exported import LLAMA, make_run
@@ -119,7 +120,7 @@ def test_what_was_not_here_to_be_planned_is_planned_once_it_is(
     env = env_of(tmp_path, models["llama"], chats, **settings)
     with hub(repositories=served(models["llama"])) as running:
         said = bring(env, running, tmp_path, code, NAME, "before-training")
-        assert said.index("GiB of memory per process") > said.index("commit ") and (
+        assert said.index("GiB of memory") > said.index("commit ") and (
             "Nothing was started" in said
         ) == bool(code)
         again = bring(env, running, tmp_path, 0, NAME, "before-training")
@@ -163,6 +164,11 @@ def test_a_run_of_ours_is_fine_tuned_and_exported_again(
     assert found[-1] < found[0] - 0.3
     said = train(env | {"GGUF": "1"}, command=[sys.executable, "-m", "export"])
     assert "with step 8 of run" in said
+    base = {"RUN_NAME": "a-run", "MODEL": "", "DTYPE": "bfloat16"}
+    said = train(env | base, command=[sys.executable, "-m", "export"])
+    assert "these runs were fine-tuned from it: run." in said
+    assert "resumed from step_0000008" in finetune(env | {"MAX_STEPS": "9", "EPOCHS": "8"})
+    train(env | {"GGUF": "1", "STEP": "8"}, command=[sys.executable, "-m", "export"])
     export = tmp_path / "run" / "export"
     found = {weight.name: weight.data for weight in GGUFReader(export / "model.gguf").tensors}
     expected = load_file(export / "model.safetensors")["model.embed_tokens.weight"]
@@ -209,11 +215,10 @@ def test_a_run_of_ours_is_read_by_its_export(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("README.md", "# x\n\n| steps | 1,009 of 2,000 |\n", " (step 1009)"),
-        ("README.md", "by hand\n", ""),
-        ("finetuned.json", '{"step": 1012}', " (step 1012)"),
+        ("export.json", '{"step": 1009}', " (step 1009)"),
         ("export.json", '{"step": 1012}', " (step 1012)"),
-        ("finetuned.json", "{", ""),
+        ("export.json", "{", ""),
+        ("README.md", "by hand\n", ""),
     ],
 )
 def test_an_export_that_the_run_has_left_behind_is_named(
@@ -235,6 +240,51 @@ def test_an_export_that_the_run_has_left_behind_is_named(
             "MODEL=mine: There is a newer checkpoint, of step 1012. To use it: make export RUN_NAME=mine"
         ]
     )
+
+
+EXPORT = """#!/bin/sh
+trap 'touch "$RUNS_DIR/cleaned"; exit 130' TERM
+until [ -e "$RUNS_DIR/waits" ]; do sleep 0.02; done
+kill -INT $PPID
+while :; do sleep 0.1; done
+"""
+
+
+def test_an_interrupted_export_may_clean_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "python").write_text(EXPORT)
+    (tmp_path / "python").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    communicate = subprocess.Popen.communicate
+
+    def wait(child: subprocess.Popen) -> tuple:
+        (tmp_path / "waits").touch()
+        return communicate(child)
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", wait)
+    with pytest.raises(KeyboardInterrupt):
+        model_folder.run_export(RunPaths(tmp_path / "mine"), load_preset(), 3)
+    assert (tmp_path / "cleaned").exists()
+
+
+@pytest.mark.parametrize("model", ["mine", "mine/export"])
+def test_a_run_finds_the_earlier_export_that_it_was_tuned_from(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, model: str
+) -> None:
+    mine = tmp_path / "mine"
+    (mine / "checkpoints" / "step_0001012").mkdir(parents=True)
+    for name in ("export", "export-abc"):
+        (mine / name).mkdir()
+        (mine / name / "config.json").touch()
+    (tmp_path / "tuned").mkdir()
+    attempts = {"settings": {}, "attempts": [{"model_fingerprint": "abc"}, {}]}
+    (tmp_path / "tuned" / "config.json").write_text(json.dumps(attempts))
+    config = load_preset(MODEL=str(tmp_path / model), RUNS_DIR=str(tmp_path), RUN_NAME="tuned")
+    with caplog.at_level("INFO"):
+        assert model_folder.bring(config) == model_folder.find(config) == mine / "export-abc"
+    assert "newer" not in caplog.text  # this run cannot use it
+    assert model_folder.find(config.replace(run_name="another")) == mine / "export"
 
 
 def test_what_scripts_ask_of_settings_is_asked_as_fine_tuning_does(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_two_nodes_train_as_one_process_does(
     all_nodes.append(Nodes(tmp_path, env, of_the_second(env, tmp_path)))
     first, second = all_nodes[-1].ends(0, 0)
     for said in (first, second):
-        assert "roll call: all nodes have joined" in said
+        assert "rendezvous: all nodes have joined" in said
     assert "the nodes do not share" in first and "step=12/12" in first
     assert losses(tmp_path) == pytest.approx(losses(tmp_path / "one"), rel=2e-5)
     scores = [
@@ -164,7 +164,7 @@ def test_what_a_node_does_not_have_is_told_to_both(
         (tmp_path / "other" / "chats.jsonl").unlink()
     all_nodes.append(Nodes(tmp_path, homes[0]))
     wait_for(
-        all_nodes[-1].logs[0], "roll call: 1 of 2"
+        all_nodes[-1].logs[0], "rendezvous: 1 of 2"
     )  # a node that fails tells whoever listens for some seconds
     all_nodes[-1].start(homes[1])
     code = 64 if what == "MODEL" else 78
@@ -174,7 +174,7 @@ def test_what_a_node_does_not_have_is_told_to_both(
         if what == "MODEL"
         else "DATA=~/chats.jsonl: there is no such file"
     )
-    assert why in second and "roll call: all nodes" not in second
+    assert why in second and "rendezvous: all nodes" not in second
     assert re.search(rf"node 1 \(\S+\) has ended with exit code {code}: .*{re.escape(why)}", first)
 
 

@@ -67,14 +67,6 @@ def test_an_evaluation_file_is_taken_instead(
         prepare(dataclasses.replace(config, eval_data=config.data), chatml)
 
 
-def test_exercises_are_made_for_an_evaluation_too(tmp_path: Path, chatml: ChatTemplate) -> None:
-    config = settings(tmp_path, eval_data="exercises", seed=5, seq_len=256)
-    data = prepare(config, chatml)
-    rows = (tmp_path / "data" / "exercises" / "5" / "held_out.jsonl").read_text().splitlines()
-    assert len(data.evaluation) == len(rows) and len(data.train) == 100
-    assert "200 conversations of EVAL_DATA" in "\n".join(data.lines)
-
-
 def test_evaluation_batches_hold_the_same_examples_on_any_number_of_ranks(
     tmp_path: Path, chatml: ChatTemplate
 ) -> None:
@@ -136,9 +128,9 @@ def test_the_command_prints_what_became_of_the_rows_and_shows_an_example(
         return prepare_data.main() == code and words in capsys.readouterr().err
 
     monkeypatch.setenv("DATA", "")
-    assert fails(prepare_data.BAD_SETTING, "DATA is not set")
+    assert fails(64, "DATA is not set")
     monkeypatch.setenv("MODEL", "")
-    assert fails(prepare_data.BAD_SETTING, "MODEL is not set")
+    assert fails(64, "MODEL is not set")
     monkeypatch.setenv("MODEL", str(tmp_path))
     shutil.copy(tmp_path / "model" / "config.json", tmp_path)
-    assert fails(prepare_data.BAD_DATA, "has no tokenizer_config.json")
+    assert fails(78, "has no tokenizer_config.json")

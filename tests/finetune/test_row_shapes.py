@@ -100,6 +100,10 @@ def test_shapes_of_one_question_and_its_answer(value: dict, shape: str) -> None:
         (pair("question", "answer") | {"thinking": "2"}, [Q, A | {"reasoning_content": "2"}]),
         ({"messages": [Q, A | {"reasoning": "2"}]}, [Q, A | {"reasoning_content": "2"}]),
         (
+            {"Question": "2+2?", "Complex_CoT": "2", "Response": "4"},
+            [Q, A | {"reasoning_content": "2"}],
+        ),
+        (
             {
                 "messages": [
                     Q,
@@ -186,6 +190,7 @@ def test_what_is_repaired_is_noted(messages: list, kept: list, notes: tuple) -> 
         ),
         ("order", {"system": "s", "messages": [S, Q, A]}, "a system column, and a system message"),
         ("empty", {"messages": [Q, A | {"content": " \n"}]}, "message 2 (assistant) has no"),
+        ("empty", {"messages": [Q, A | {"content": None}]}, "message 2 (assistant) has no"),
         ("no assistant", {"messages": [Q]}, "1 messages: user"),
         ("no assistant", {"messages": [A, Q]}, "2 messages: assistant, user"),
         ("no assistant", {"messages": []}, "0 messages: none"),
@@ -194,6 +199,12 @@ def test_what_is_repaired_is_noted(messages: list, kept: list, notes: tuple) -> 
         ("thoughts", row("a", "b", "c", "d", thinking="2"), "it has thinking and 2 replies"),
         ("weight", {"messages": [Q, A | {"weight": 0.5}]}, "has weight = '0.5'"),
         ("weight", {"messages": PAIR, "weight": 2}, "the row has weight = '2'"),
+        ("weight", {"messages": [Q, A | {"mask": 0}]}, "message 2 of column 'messages' has mask"),
+        (
+            "rendering",
+            {"messages": PAIR, "chat_template_kwargs": {"enable_thinking": False}},
+            "it has chat_template_kwargs = ",
+        ),
         ("unlearned", {"messages": PAIR, "train": False}, "its weight is 0"),
         ("unlearned", {"messages": [Q, A | {"loss": False}]}, "the weight of its 1 replies is 0"),
         ("preference", {"prompt": "q", "chosen": "a", "rejected": "b"}, "it has chosen and rej"),
@@ -236,8 +247,10 @@ def test_replies_of_weight_0_are_read_and_not_scored(zero: dict) -> None:
 
 
 def test_columns_that_are_only_information_are_named() -> None:
-    made = read({"messages": [Q | {"date": 7}, A | {"name": ""}], "id": 3, "prompt": "x"})
-    assert made.unread == {"id", "prompt", "date of messages"}
+    made = read(
+        {"messages": [Q | {"date": 7, "weight": 1}, A | {"name": ""}], "id": 3, "prompt": "x"}
+    )
+    assert made.unread == {"id", "prompt", "date of user messages", "weight of user messages"}
 
 
 def test_preferences_whose_good_reply_is_the_conversation_are_read() -> None:
@@ -252,3 +265,22 @@ def test_medqa() -> None:
         question, answer = (message["content"] for message in read(value).messages)
         assert answer == f"{value['answer_idx']}. {value['answer']}"
         assert answer in question.splitlines() and value["question"] in question
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"question": "Which two?", "choices": ["a", "b"], "answer": ["a", "b"]}, "options"),
+        ({"question": "q", "choices": ["a", "b"], "answer": {"a": 1}}, "options"),
+        ({"question": "q", "choices": {"text": None, "label": None}, "answerKey": "A"}, "type"),
+        ({"question": "q", "choices": {"text": ["a"], "label": 5}, "answerKey": "A"}, "type"),
+        (
+            {"question": "q", "choices": {"text": ["a"], "label": [["A"]]}, "answerKey": "A"},
+            "options",
+        ),
+        ({"prompt": [], "completion": "x", "context": "more"}, "type"),
+        ({"messages": ["[" * 3000]}, "type"),
+    ],
+)
+def test_a_malformed_row_is_dropped_and_ends_nothing(row: dict, reason: str) -> None:
+    assert conversation_of(row).reason == reason

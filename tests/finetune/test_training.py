@@ -25,6 +25,7 @@ SMALL = {
     "SEQ_LEN": "64",
     "BATCH_TOKENS": "1024",
     "MICRO_BATCH_SIZE": "4",
+    "EPOCHS": "1",
     "LEARNING_RATE": "3e-3",
     "WARMUP_TOKENS": "0",
     "EVAL_EVERY": "6",
@@ -90,6 +91,20 @@ def saved(folder: Path, step: int) -> dict[str, torch.Tensor]:
     return state
 
 
+def exchange(said: str, chats: Path, kind: str) -> int:
+    """Return the number of the row of which the run asked the question at its end."""
+    found = re.search(
+        rf"The question of {re.escape(str(chats))}:(\d+) \({kind}\):\n    user\n    What is (\d+)\?\n"
+        r"    assistant\nThe reply after step (\d+):\n.*\nThe reply in the data:\n    It is (\d+), and",
+        said,
+        re.DOTALL,
+    )
+    assert found, said
+    line, *numbers = map(int, found.groups())
+    assert numbers[0] == numbers[2] == line - 1
+    return numbers[0]
+
+
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [("glm4_moe", LORA), pytest.param("qwen3", {}, marks=pytest.mark.slow)],
@@ -104,6 +119,8 @@ def test_trained_and_gone_on_with_to_the_bit(
     (tmp_path / "parts").mkdir()
     env = env_of(tmp_path / "whole", models[kind], chats, **settings)
     said = finetune(env)
+    number = exchange(said, chats, "held out")
+    assert said.count(f"It is {number}, and {number} it is.") >= 1
     assert "It is 1" in said and "[[[" in said  # the preview, before the first step
     assert said.index("[[[") < said.index("step=1/")
     assert ("model.layers.2 (2 tensors), which the model does not take" in said) == (
@@ -240,11 +257,11 @@ REFUSED: list[tuple[dict[str, str], int, str]] = [
         64,
         "SEQ_LEN=1024: MODEL=.* was made for 512 tokens",
     ),
-    ({"WARMUP_TOKENS": "20000"}, 64, "WARMUP_TOKENS=20000 must be less than EPOCHS=1 of DATA"),
+    ({"WARMUP_TOKENS": "20000"}, 64, "WARMUP_TOKENS=20000: Must be less than .*EPOCHS=1"),
     (
         {"LR_SCHEDULE": "wsd", "DECAY_TOKENS": "90000"},
         64,
-        "DECAY_TOKENS=90000 and WARMUP_TOKENS=0 must fit",
+        "DECAY_TOKENS=90000: Must be at most .*EPOCHS=1",
     ),
     (
         {"STEP": "3"},
@@ -331,7 +348,8 @@ def test_one_two_and_four_processes_train_alike(
             if processes > 1
             else {n: v for n, v in settings.items() if n not in ("PARALLEL", "GRAD_SYNC")}
         )
-        finetune(env_of(place, models[kind], chats, MICRO_BATCH_SIZE="2", **more), processes)
+        said = finetune(env_of(place, models[kind], chats, MICRO_BATCH_SIZE="2", **more), processes)
+        exchange(said, chats, "held out")
         found.append(
             [
                 *losses(place),

@@ -131,7 +131,8 @@ def test_the_clock_tells_how_long_the_gpu_worked(tiny: Config) -> None:
     c = dataclasses.replace(
         tiny, n_embd=1024, n_head=8, n_layer=8, seq_len=512, mlp_dim=4096
     ).derived()
-    model, clock = build(c, here.device), clock_of(here.device)
+    model = build(c, here.device)
+    clock = clock_of(model, here.device)
     optimizer = build_optimizer(model, c)
     tokens = torch.randint(c.vocab_size, (8, c.seq_len + 1), device=here.device)
     batch = Batch([(tokens[:, :-1], tokens[:, 1:])], 8 * c.seq_len, range(8))

@@ -21,6 +21,7 @@ TREES = {path: ast.parse(path.read_text()) for path in MODULES}
 READS_ENVIRONMENT = {
     # Those that start processes, and set what these read: threads, allocators, torchrun's variables.
     "doctor/gpu_probe/start.py",
+    "finetune/pipeline/stages.py",
     "train/launcher.py",
     "train/start_node.py",
     "train/torchrun.py",
@@ -37,6 +38,7 @@ READS_ENVIRONMENT = {
 ANSWERS_A_COMMAND = {"settings/cli.py", "train/tune.py"}  # what they print is what was asked for
 KNOWS_PROCESSES = {
     "train/distributed/world.py",
+    "train/distributed/fsdp_waits.py",
     "train/distributed/parallel.py",
     "train/checkpoint/checkpoint.py",
     "train/checkpoint/metadata.py",
@@ -44,6 +46,7 @@ KNOWS_PROCESSES = {
     "train/diloco/allreduce.py",
     "train/torchrun.py",
     "bench/wan_lab/reduce.py",
+    "bench/gpu_rehearsal/fake_cuda.py",
     "export/stored.py",
 }
 # These need the standard library and each other only: shell scripts start them many times, also
@@ -66,6 +69,7 @@ STANDARD_LIBRARY_ONLY = (
     "train.distributed.run_secret",
     "train.distributed.signed_http",
     "train.distributed.signals",
+    "train.end_with_parent",
     "train.faults.guard",
     "train.faults.stuck_python",
     "train.faults.watchdog",
@@ -80,18 +84,18 @@ IMPORTED_ONLY_BY = {  # others start these as processes of their own
 }
 SAME_NAME_IN_FOLDERS_THAT_TELL_THEM_APART = {
     "__main__": 10,
-    "examples": 2,  # finetune/, plan/examples/
+    "diloco": 2,  # train/hooks/, plan/network/
     "main": 2,  # train/, finetune/: what torchrun starts
     "manifest": 2,  # train/checkpoint/, train/data/
     "panels": 2,  # analysis/, monitor/
     "result": 2,  # analysis/energy/, train/diloco/
     "runs": 2,  # analysis/, analysis/logs/
     "report": 2,  # plan/, train/data/audit/
-    "summary": 2,  # analysis/, pipeline/
+    "summary": 2,  # analysis/, finetune/pipeline/
     # In settings/ a file is called by the subject of its settings.
     "checks": 2,  # and plan/
     "cluster": 2,  # and monitor/
-    "run": 2,  # and bench/
+    "run": 3,  # plan/, bench/
     "resume": 2,  # and train/checkpoint/
     "sampling": 2,  # and monitor/gpu_sampler/
     "training": 2,  # and bench/wan_lab/

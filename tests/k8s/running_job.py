@@ -377,7 +377,7 @@ class ReaderRuns:
             for pod in self.cluster.objects("Pod"):
                 uid = pod["metadata"]["uid"]
                 is_new = uid not in self.made and not pod["status"].get("containerStatuses")
-                if pod["metadata"]["name"] == f"{JOB}-reader" and is_new:
+                if pod["metadata"]["name"] in (f"{JOB}-reader", f"{JOB}-writer") and is_new:
                     self.made.append(uid)
                     self.specs.append(pod)
                     self.cluster.set_pod(pod["metadata"]["name"], **self.how)

@@ -5,7 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import yaml
 
+from settings import ROOT
 from tests.cluster_sim.cluster import Cluster
 from tests.cluster_sim.controller import judge, ranges
 from tests.k8s.conftest import Kubectl
@@ -185,6 +187,22 @@ def test_pods_that_are_refused_are_told_of(jobs: Cluster, kubectl: Kubectl) -> N
     jobs.put(JOB)
     until(lambda: jobs.objects("Event"))
     assert "violates PodSecurity" in kubectl("get", "events") and not jobs.objects("Pod")
+
+
+@pytest.mark.parametrize("code", [69, 71])
+def test_a_bad_machine_costs_the_job_nothing(jobs: Cluster, code: int) -> None:
+    job = yaml.safe_load((ROOT / "k8s/manifests/base/job.yaml").read_text())
+    policy = job["spec"]["podFailurePolicy"]["rules"]
+    limited = changed(JOB, "spec.podFailurePolicy.rules", policy)
+    jobs.put(changed(limited, "spec.backoffLimit", 0))
+    until(lambda: len(pods(jobs)) == 2)
+    bad, healthy = pods(jobs)[0], pods(jobs)[1]
+    for _ in range(2):
+        jobs.set_pod(bad, exit_code=code)
+        until(lambda: 0 in pods(jobs))
+        bad = pods(jobs)[0]
+    assert pods(jobs)[1] == healthy
+    assert jobs.get("Job", "job")["status"]["failed"] == 0
 
 
 def test_rules_are_looked_at_in_order() -> None:

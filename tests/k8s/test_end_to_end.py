@@ -344,7 +344,7 @@ def test_what_another_try_cannot_mend_fails_the_job_at_once(
     lab.until(lambda: "Failed" in lab.conditions(job), f"Job {job} has failed")
     failed = lab.conditions(job)["Failed"]
     assert failed["reason"] == "PodFailurePolicy"
-    assert f"failed with exit code {code} matching FailJob rule at index 0" in failed["message"]
+    assert f"failed with exit code {code} matching FailJob rule at index 1" in failed["message"]
     assert lab.made(job) == PODS, "no pod was tried again"
     assert not lab.job(job)["active"] and not lab.job(job)["succeeded"]
     first = next(

@@ -12,6 +12,7 @@ from k8s.cluster.job_spec import OF_FINETUNING, cluster_config, overlay_of, pod_
 from k8s.cluster.render import objects, render
 from settings import SettingsError
 from settings.config import Config
+from settings.finding import Finding
 from tests.cluster_sim.cluster import Cluster
 from tests.k8s.test_job_spec import as_a_pod
 from tests.k8s.user import A100, User, a_user
@@ -84,18 +85,20 @@ def test_it_takes_every_overlay(load: Load, settings: dict[str, str], overlay: s
 
 
 def test_memory_is_told_before_anything_is_sent_where_the_model_is_known(load: Load) -> None:
+    def told(c: Config) -> str:
+        return launch_plan.told(c, launch_plan.plan(c))
+
+    def findings(c: Config) -> list[Finding]:
+        return launch_plan.findings(c, launch_plan.plan(c), None)
+
     c = load(**AIR)
-    assert " of 131.6 GiB of memory per GPU (frozen 24.9, " in launch_plan.told(
-        c, launch_plan.NONE
-    ) and not launch_plan.findings(c, launch_plan.NONE, None)
-    assert "44.3M of 107B parameters are trained" in launch_plan.told(c, launch_plan.NONE)
-    (problem,) = launch_plan.findings(load(**AIR, PARALLEL="ddp"), launch_plan.NONE, None)
+    assert " of 131.6 GiB of memory per GPU, " in told(c) and not findings(c)
+    assert "44.3M of 107B parameters are trained" in told(c)
+    (problem,) = findings(load(**AIR, PARALLEL="ddp"))
     assert (problem.name, problem.code) == ("memory", 64) and "PARALLEL=fsdp (" in problem.fix
     unknown = load(**OURS | {"MODEL": "/volume/models/ours"})
-    assert "memory  n/a: MODEL is read in the pods" in launch_plan.told(unknown, launch_plan.NONE)
-    assert "memory  n/a: MODEL" in launch_plan.told(
-        load(**AIR, GPU_PRODUCTS="NVIDIA-Unheard-Of"), launch_plan.NONE
-    )
+    assert "memory  n/a: MODEL is read in the pods" in told(unknown)
+    assert "memory  n/a: MODEL" in told(load(**AIR, GPU_PRODUCTS="NVIDIA-Unheard-Of"))
 
 
 def test_glm_on_sixteen_h200_is_two_pods_of_eight(load: Load) -> None:

@@ -53,7 +53,9 @@ OF_THIS_MACHINE = {
     "PRICE_KWH",
     "SWEEP",
     "JSON",
+    "MORE",
     "PROBE",
+    "REVIEW",
     "ONCE",
     "ALERT_CMD",
     "LOG_DIR",
@@ -66,6 +68,7 @@ OF_THIS_MACHINE = {
     "SFT_DATA",
 }
 OF_THE_MANIFESTS = {
+    "EXCLUDE_NODES",
     "IMAGE",
     "NAMESPACE",
     "GPUS_PER_NODE",

@@ -3,14 +3,18 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from k8s.cluster import volume
+from record import bad_nodes
+from record.bad_nodes import BadNode
 from settings import ROOT
 from tests.cluster_sim.cluster import Cluster
 from tests.k8s.running_job import (
@@ -33,6 +37,41 @@ def user(
 ):
     """Somebody at a terminal who sent the run `a-run` to the cluster; called with a command, returns how it ended."""
     return sender(cluster, tmp_path, monkeypatch, capsys)
+
+
+# ---- bad nodes
+
+
+def test_bad_nodes_are_listed_and_cleared_through_a_pod(
+    user, cluster: Cluster, tmp_path: Path
+) -> None:
+    put_job(cluster, pods=1)
+    put_pod(cluster, 0, phase="Running", node="a")
+    assert user("bad-nodes")[:2] == (0, "No node is listed as bad.\n")
+    folder = tmp_path / "volume" / "runs" / ".bad_nodes"
+    bad_nodes.write(folder, BadNode("gpu-7", "GPU 3 is lost\033[2J", time.time() - 7200))
+    code, out, _ = user("bad-nodes")
+    assert code == 0
+    assert out.splitlines()[1].split(maxsplit=3) == ["gpu-7", "2h", "ago", "GPU 3 is lost\\x1b[2J"]
+    code, out, _ = user("clear-bad-nodes")
+    assert code == 0 and out.startswith("The list of bad nodes is empty")
+    assert not folder.exists()
+
+
+def test_without_a_pod_the_list_is_cleared_through_one_that_may_write(
+    user, cluster: Cluster
+) -> None:
+    put_job(cluster, pods=1)
+    for command, writes in (("bad-nodes", False), ("clear-bad-nodes", True)):
+        with ReaderRuns(cluster) as reader:
+            assert user(command)[0] == 0
+        (mount, _) = reader.specs[0]["spec"]["containers"][0]["volumeMounts"]
+        assert mount["mountPath"] == "/volume" and bool(mount.get("readOnly")) != writes
+
+
+def test_this_machine_lists_no_bad_nodes(user) -> None:
+    code, _, err = user("bad-nodes", WHERE="local")
+    assert code == 78 and "WHERE=cluster" in err
 
 
 # ---- status
@@ -381,15 +420,17 @@ def test_a_reader_is_removed_after_ctrl_c_too(user, cluster: Cluster, tmp_path: 
     put_volume(cluster)
     write_run(tmp_path / "volume")
 
-    def interrupted(*_: object, **__: bytes) -> tuple[int, bytes]:
-        import _thread
+    over = threading.Event()
 
-        _thread.interrupt_main()
+    def interrupted(*_: object, **__: bytes) -> tuple[int, bytes]:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        over.wait(30)  # an answer could come before the signal
         return 1, b""
 
     cluster.exec = interrupted
     with ReaderRuns(cluster) as reader:
         code, _, _ = user("checkpoints")
+        over.set()
     assert code == 130 and len(reader.made) == 1 and cluster.objects("Pod") == []
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,47 @@ def test_checkpoints_of_here_are_verified_by_hash(run: Path, capsys: pytest.Capt
     assert states["step_0001000"].endswith("whole, all hashes hold")
     assert states["step_0002000"].endswith("whole, all hashes hold, the newest")
     assert states["step_0003000"].endswith("damaged: __1_0.distcp is damaged (its hash differs)")
+
+
+def test_a_checkpoint_of_another_run_is_not_called_whole(
+    run: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """Those of this run name it, or were adopted; here nothing was, and none is named."""
+    identity = {"id": "mine", "attempts": ["a"], "adopted": []}
+    (run / "config.json").write_text(
+        json.dumps({"settings": {}, "attempts": [], "identity": identity})
+    )
+    assert jobs.main(["checkpoints"]) == 0
+    rows = capsys.readouterr().out.splitlines()[1:]
+    assert [row.split()[0] for row in rows] == ["step_0001000", "step_0002000"]
+    assert all(row.endswith("of another run") for row in rows)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("command", ["logs", "attach"])
+@pytest.mark.parametrize("put", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_a_log_that_is_no_file_is_named(
+    run: Path, capsys: pytest.CaptureFixture, command: str, put: Callable[[Path], None]
+) -> None:
+    log = run / "logs" / "node_0.log"
+    log.unlink()
+    put(log)
+    assert jobs.main([command]) == 78
+    assert f"{log}: cannot be read (is not a regular file)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("is_running", [False, True])
+def test_a_long_log_is_shown_in_pieces(
+    run: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+    is_running: bool,
+) -> None:
+    monkeypatch.setattr("k8s.logs.MOST_BYTES", 10)
+    text = "a short\nand a line that is longer than that\n\nlast"
+    (run / "logs" / "node_0.log").write_text(text)
+    assert jobs.main(["attach" if is_running else "logs"]) == 0
+    assert capsys.readouterr().out.replace("\n", "") == text.replace("\n", "")
 
 
 def test_describe_tells_settings_and_attempts(

@@ -15,7 +15,7 @@ from tests.cluster_sim.cluster import Cluster
 from tests.k8s.running_job import ReaderRuns, put_job, put_pod, put_volume, sender, write_run
 
 LOG = (
-    "launch: processes=2 threads=8\nroll call: all nodes have joined\nNCCL INFO NET/Socket : Using eth0\n"
+    "launch: processes=2 threads=8\nrendezvous: all nodes have joined\nNCCL INFO NET/Socket : Using eth0\n"
     "step=10/40 loss=6.1 lr=1e-3\ncheckpoint failed: No space left on device\n"
 )
 

@@ -241,6 +241,18 @@ def test_nodes_are_taken_as_the_pod_asks_for_them() -> None:
         "0/3 nodes are available: 2 Insufficient nvidia.com/gpu, 1 node(s) didn't match Pod's node "
         "affinity/selector.",
     )
+    nodes_of = "spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution"
+    (term,) = product["spec"]["affinity"]["nodeAffinity"][nodes_of.rpartition(".")[2]][
+        "nodeSelectorTerms"
+    ]
+    not_large = {"key": "metadata.name", "operator": "NotIn", "values": ["large"]}
+    avoiding = changed(
+        product, nodes_of, {"nodeSelectorTerms": [term | {"matchFields": [not_large]}]}
+    )
+    assert scheduling.place(avoiding, nodes, there, {})[0] == ""
+    ended = [changed(spec, "spec.nodeName", "large") | {"status": {"phase": "Failed"}}]
+    both = [node("large", 4, product="A100"), node("next", 4, product="A100")]
+    assert scheduling.place(product, both, ended, {})[0] == "next"
     nodes[1]["spec"] = {
         "taints": [{"key": "nautilus.io/hardware", "value": "a100", "effect": "NoSchedule"}]
     }

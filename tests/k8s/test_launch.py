@@ -12,8 +12,12 @@ import yaml
 
 from k8s import launch
 from k8s.cluster import placement
+from record import bad_nodes
+from record.bad_nodes import BadNode
 from settings import ROOT
 from tests.cluster_sim.cluster import Cluster
+from tests.k8s.running_job import put_volume, shell
+from tests.k8s.test_controller import until
 from tests.k8s.user import A100, DIGEST, User, a_user
 
 ALL = ("Job", "Service", "ConfigMap", "NetworkPolicy", "PersistentVolumeClaim", "Secret", "Pod")
@@ -59,9 +63,7 @@ def test_a_launch_tells_its_plan_makes_all_that_a_run_needs_and_says_what_to_typ
     assert "1,336,248,320 parameters" in plan and "190,735 steps of 524,288" in plan
     # 205.3 hours of computing, 0.6 of evaluation, 136 of waiting 2.57 s for gradients in each of 190,735 steps
     assert "342 h, 2,7" in plan and " GPU-hours with LAN_GBIT=25 between pods: 81," in plan
-    assert (
-        "MFU         50% of 8 x a100-80gb-sxm: presets/xlarge-8xa100.env states 50% for it" in plan
-    )
+    assert "MFU         50% of 8 x a100-80gb-sxm: presets/xlarge-8xa100.env" in plan
     note = json.loads((user.runs / "first" / "cluster.json").read_text())
     assert before - 1 <= note.pop("sent") <= time.time()
     assert note == {
@@ -172,6 +174,49 @@ def test_restart_replaces_the_job_and_keeps_volume_and_secret(user: User, cluste
     assert (
         settings["metadata"]["name"] != old_settings and settings["data"]["MICRO_BATCH_SIZE"] == "4"
     )
+
+
+def test_nodes_that_pods_found_bad_are_left_out_and_change_no_hash(
+    user: User, cluster: Cluster, tmp_path: Path
+) -> None:
+    assert user.launch().code == 0
+    name = "pure-transformer-8xa100"
+    before = cluster.get("Job", name)
+    cluster.start_kubelet(processes=False)
+    until(lambda: len(cluster.objects("Pod")) == 4)
+    cluster.set_pod(cluster.objects("Pod")[0]["metadata"]["name"], phase="Running", node="gpu-0")
+    cluster.exec = shell(tmp_path / "volume")
+    folder = tmp_path / "volume" / "runs" / ".bad_nodes"
+    bad_nodes.add(folder, "gpu-1", "GPU 3 is lost")
+    bad_nodes.write(folder, BadNode("gpu-7", "no driver", time.time() - 25 * 3600))
+    done = user.launch("restart", EXCLUDE_NODES="gpu-9.example.org")
+    assert done.code == 0, done.err
+    assert "no pod goes to gpu-1: make bad-nodes says why" in done.out
+    job = cluster.get("Job", name)
+    assert excluded(job) == ["gpu-9.example.org", "gpu-1"]
+    again = user.launch(EXCLUDE_NODES="gpu-9.example.org")
+    assert again.code == 0 and "nothing was applied" in again.out, "the list is no other Job"
+    assert cluster.get("Job", name)["metadata"]["uid"] == job["metadata"]["uid"]
+    assert user.launch().code == 64, "another EXCLUDE_NODES is one"
+    assert excluded(before) == []
+
+
+def test_a_list_of_bad_nodes_that_cannot_be_read_keeps_no_launch(
+    user: User, cluster: Cluster
+) -> None:
+    put_volume(cluster)
+    cluster.forbid("create", "pods")
+    done = user.launch()
+    assert done.code == 0 and "bad nodes are left to the pods, which refuse them: " in done.err
+
+
+def excluded(job: dict[str, Any]) -> list[str]:
+    """The nodes that pods of a Job may not run on."""
+    affinity = job["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
+    (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    fields = term.get("matchFields", [])
+    assert all((f["key"], f["operator"]) == ("metadata.name", "NotIn") for f in fields)
+    return [name for field in fields for name in field["values"]]
 
 
 def test_restart_of_a_bad_setting_stops_nothing(user: User, cluster: Cluster) -> None:

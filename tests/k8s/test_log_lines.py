@@ -9,8 +9,8 @@ from monitor.facts import Node, to_line
 
 QUIET = """\
 launch: processes=2 threads=1 allocator=keeps-large-blocks (MALLOC_MMAP_THRESHOLD_=1073741824)
-roll call: 1 of 2 nodes have joined: 0 (a-0); missing: 1; they are to reach a-0.a:29500
-roll call: all nodes have joined
+rendezvous: 1 of 2 nodes have joined: 0 (a-0); missing: 1; they are to reach a-0.a:29500
+rendezvous: all nodes have joined
 node 0: host=a-0 ranks=0-1 of 4 device=CPU torch=2.13.0+cpu nccl=none
 4 of 4 processes joined, on a-0 (CPU), a-1 (CPU)
 From the environment: DEVICE=cpu RUN_NAME=ok
@@ -69,7 +69,7 @@ Traceback (most recent call last):
     + TORCHRUN
     + """\
 launch: attempt 1 ended with code 1; last checkpoint: step 20; starting again in 1 s (restart 1 of 3)
-roll call: 2 of 2 nodes have joined: 0 (a-0), 1 (a-1)
+rendezvous: 2 of 2 nodes have joined: 0 (a-0), 1 (a-1)
 resumed from step_0000020 at step 20/40
 """
 )
@@ -146,8 +146,8 @@ step=4/40 loss=6.0 lr=1
         "2026-11-22 00:41:31,000 rank=4 rank=4 host=c: told to stop 90 s ago, and still in step 7; not known",
         "checkpoint step_0000002: MANIFEST.json is missing or damaged; falling back to step_0000001",
         "loss of 3 steps in a row: went back to step_0000020 (rollback 1 of 3)",
-        "roll call: node 1 (b) has left (the connection broke: Connection reset by peer)",
-        "roll call: MASTER_ADDR=a-0.a does not resolve on a-1 (Name or service not known); trying on",
+        "rendezvous: node 1 (b) has left (the connection broke: Connection reset by peer)",
+        "rendezvous: MASTER_ADDR=a-0.a does not resolve on a-1 (Name or service not known); trying on",
         "the producer of data has stopped: it ended with code 1. Training continues with what there is",
         "STATUS.json: cannot be written (No space left on device); what it says is old",
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",

@@ -147,6 +147,11 @@ def expected_pod(environment: str, gpus: int) -> dict[str, Any]:
     }
 
 
+def rule(action: str, *codes: int) -> dict[str, Any]:
+    on = {"containerName": "trainer", "operator": "In", "values": [*codes]}
+    return {"action": action, "onExitCodes": on}
+
+
 def expected_job(nodes: int, pod: dict[str, Any]) -> dict[str, Any]:
     run = {"pure-transformer/run-name": "xlarge-8xa100"}
     return {
@@ -163,17 +168,11 @@ def expected_job(nodes: int, pod: dict[str, Any]) -> dict[str, Any]:
             "podFailurePolicy": {
                 "rules": [
                     {
-                        "action": "FailJob",
-                        "onExitCodes": {
-                            "containerName": "trainer",
-                            "operator": "In",
-                            "values": [64, 70, 78],
-                        },
-                    },
-                    {
                         "action": "Ignore",
                         "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
                     },
+                    rule("FailJob", 64, 70, 78),
+                    rule("Ignore", 69, 71),
                 ]
             },
             "template": {

@@ -22,6 +22,7 @@ OTHER = {
     "NODES": "2",
     "GPUS_PER_NODE": "4",
     "GPU_PRODUCTS": "A",
+    "EXCLUDE_NODES": "gpu-7,gpu-8.example.org",
     "SITE": "x",
     "POD_MEMORY_GB": "80",
     "VOLUME": "disk",

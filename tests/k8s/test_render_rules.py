@@ -15,7 +15,7 @@ import pytest
 from k8s.cluster.job_spec import cluster_config
 from k8s.cluster.kubectl import kubectl
 from k8s.cluster.render import claim, objects, reader_pod, render
-from record.exit_codes import EXIT_CODES, NO_PROGRESS
+from record.exit_codes import EXIT_CODES, MACHINE_FAULT, NO_PROGRESS, NODES_MISSING
 from settings import ROOT
 from tests.cluster_sim.cluster import Cluster
 
@@ -198,6 +198,7 @@ def job_problems(job: dict[str, Any], kinds: dict[str, Any]) -> set[str]:
     if not named <= {container["name"] for container in pod["containers"]}:
         found.add("a rule is about no container")
     if [rule["action"] for rule in rules] != [
+        "Ignore",
         "FailJob",
         "Ignore",
     ] or "activeDeadlineSeconds" in spec:
@@ -350,7 +351,7 @@ POD, TRAINER = "Job.spec.template.spec", "Job.spec.template.spec.containers.0"
         ("Job.spec.parallelism", 1, "not all pods at once"),
         (f"{POD}.restartPolicy", "OnFailure", "the API refuses a policy by exit codes so"),
         (
-            "Job.spec.podFailurePolicy.rules.0.onExitCodes.containerName",
+            "Job.spec.podFailurePolicy.rules.1.onExitCodes.containerName",
             "x",
             "a rule is about no container",
         ),
@@ -464,12 +465,13 @@ def test_the_job_ends_at_once_by_codes_that_the_launcher_really_gives(
         for job in (
             thing for thing in objects(text) if thing["kind"] == "Job" and not is_lighthouse(thing)
         ):
-            rule, ignored = job["spec"]["podFailurePolicy"]["rules"]
+            disrupted, rule, ignored = job["spec"]["podFailurePolicy"]["rules"]
             codes = set(rule["onExitCodes"]["values"])
-            # another try may mend 69, 75, 143, and any other; of a site 70 too, which the others do without meanwhile
+            # another try may mend 75, 143, and any other; of a site 70 too, which the others do without meanwhile
             of_sites = job["metadata"]["annotations"].get("pure-transformer/sync") == "diloco"
             assert codes == (ends - {NO_PROGRESS} if of_sites else ends), name
-            assert ignored["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
+            assert disrupted["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
+            assert ignored["onExitCodes"]["values"] == [NODES_MISSING, MACHINE_FAULT]
 
 
 def test_no_secret_is_in_anything_that_is_sent(rendered: dict[str, str]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from k8s import launch
-from k8s.cluster import nodes
+from k8s.cluster import nodes, volume
 from settings.config import SETTINGS
 from tests.cluster_sim.cluster import Cluster
 from tests.cluster_sim.store import Refusal
@@ -132,6 +132,8 @@ def a_user(
         {"name": "gpu-1", "zone": "ucsd", "region": "us-west", "product": A100, "gpus": 8},
     )
     monkeypatch.setattr(launch, "PLACE_S", 0.0)
+    monkeypatch.setattr(launch, "BAD_NODES_S", 0.2)
+    monkeypatch.setattr(volume, "POLL_S", 0.05)
     monkeypatch.setattr(launch.placement, "LOOK_S", 0.1)
     monkeypatch.setattr(launch.placement, "SETTLE_S", 0.2)
     return User(cluster, tmp_path, monkeypatch, capsys)

@@ -11,6 +11,8 @@
  *   FAKE_NVML_LACKS=name,...      power temperature power_inst energy memory utilization clock throttle: not supported
  *   FAKE_NVML_LACKS_FROM=0        from a GPU's reading of this number on
  *   FAKE_NVML_INIT=CODE           what starting it returns
+ *   FAKE_NVML_ECC=PATH            a file with the number of GPU 0's uncorrected memory errors; without it there are none
+ *   FAKE_NVML_REMAPPED=P:F        whether GPU 0 waits for a reset to replace rows, and has failed to
  *   FAKE_NVML_COUNT=PATH          a file of 8 bytes that counts the readings of GPU 0's power
  *
  * OLD: without nvmlDeviceGetTemperatureV, field values, memory v2 and event reasons, as drivers of some years ago.
@@ -145,6 +147,23 @@ int nvmlDeviceGetTemperature(void *device, int sensor, unsigned *celsius) {
   int code, i = asked(device, "temperature", &code);
   (void)sensor;
   if (i >= 0) *celsius = 60 + (unsigned)i;
+  return code;
+}
+
+int nvmlDeviceGetTotalEccErrors(void *device, int kind, int counter, unsigned long long *errors) {
+  int code, i = asked(device, "ecc", &code);
+  const char *path = getenv("FAKE_NVML_ECC");
+  FILE *file = i == 0 && path && kind == 1 && counter == 0 ? fopen(path, "r") : NULL;
+  if (i >= 0) *errors = 0;
+  if (file) code = fscanf(file, "%llu", errors) == 1 ? OK : INVALID, fclose(file);
+  return code;
+}
+
+int nvmlDeviceGetRemappedRows(void *device, unsigned *corrected, unsigned *uncorrected, unsigned *pending, unsigned *failed) {
+  int code, i = asked(device, "remapped", &code);
+  const char *text = getenv("FAKE_NVML_REMAPPED");
+  if (i >= 0) *corrected = *uncorrected = *pending = *failed = 0;
+  if (i == 0 && text) sscanf(text, "%u:%u", pending, failed);
   return code;
 }
 

@@ -43,8 +43,8 @@ def test_two_h100_as_the_preset_states_it() -> None:
     assert found.memory_gib is not None and found.needs_gib and found.memory_gib > found.needs_gib
     assert found.bytes_per_step is None and found.link_bytes_per_s is None  # of one node
     assert found.save_every_s == 60 * D16.save_minutes
-    hours = planner.plan(D16, fleet("h100-sxm", 2), datetime.datetime.now()).time
-    assert hours and found.end == pytest.approx(STARTED + 3600 * hours.total)
+    plan = planner.make_plan(D16, fleet("h100-sxm", 2), datetime.datetime.now(), places=())
+    assert plan.time and found.end == pytest.approx(STARTED + plan.time.total_seconds)
     assert found.end - STARTED > D16.last_step * found.step_s
 
 
@@ -70,9 +70,8 @@ def test_split_weights_are_a_share_of_what_a_process_must_hold() -> None:
     c = dataclasses.replace(
         XLARGE, nodes=1, parallel="fsdp", optimizer="adamw", grad_sync="micro-batch"
     )
-    assert expected.least_gib(c, fleet("a100-80gb-sxm", 8)) == pytest.approx(
-        16 * parameters(c).total / 8 / 2**30
-    )
+    needs_gib = expected.expected(c, fleet("a100-80gb-sxm", 8)).needs_gib
+    assert needs_gib == pytest.approx(16 * parameters(c).total / 8 / 2**30)
 
 
 def test_save_every_is_whatever_comes_first() -> None:
@@ -183,7 +182,7 @@ def test_a_fine_tuning_of_a_model_that_is_not_here_is_not_taken_for_one_of_ours(
     run = expected.of_here(GLM, paths)
     found = expected.expected(run.c, run.fleet, STARTED)
     assert found.checkpoint_bytes is None and found.needs_gib is None and found.memory_gib is None
-    assert found.why.startswith("MODEL=models/another: there is no config.json of it here")
+    assert found.why.startswith("MODEL=models/another: its config.json is not on this machine")
 
 
 def test_pods_that_fine_tune_are_not_planned_without_their_model(

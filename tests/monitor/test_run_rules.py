@@ -71,13 +71,11 @@ def test_in_the_cluster_the_pods_of_those_are_named() -> None:
     assert "make logs NODE_RANK=1 RUN_NAME=big WHERE=cluster" in fault.next
 
 
-def test_the_roll_call_itself_tells_who_is_missing(tmp_path: Path) -> None:
+def test_the_rendezvous_itself_tells_who_is_missing(tmp_path: Path) -> None:
     state = Status(tmp_path / "STATUS.json", active=True)
-    roll_call = SimpleNamespace(
-        say=lambda **facts: {"missing": [1, 2], "roll": "", "verdict": None}
-    )
+    call = SimpleNamespace(say=lambda **facts: {"missing": [1, 2], "roll": "", "verdict": None})
     facts = {"nodes": 3, "node_rank": 0, "host": "a"}
-    rendezvous.call(roll_call, facts, 1.0, iter([False, True]).__next__, state)
+    rendezvous.call(call, facts, 1.0, iter([False, True]).__next__, state)
     told = state.facts | {"since": NOW - 999}
     fault = only(run_rules.peers(seen(node(0, status=told, progress=None)), c))
     assert fault.text.startswith("waiting for node 1, node 2 for 16:39: 1/3 nodes")

@@ -314,6 +314,15 @@ def test_looks_in_between_change_nothing(run: Record, monkeypatch: pytest.Monkey
     assert looks == pytest.approx((run.path.stat().st_size - 100_000) / 50_000, abs=2)
 
 
+@pytest.mark.timeout(60)
+def test_a_record_of_bytes_that_were_never_written_is_no_progress(tmp_path: Path) -> None:
+    with open(tmp_path / "metrics.jsonl", "wb") as file:
+        file.truncate(2**40)
+    tail = Tail(tmp_path / "metrics.jsonl")
+    assert tail.look() is None
+    assert tail.look() is None
+
+
 def test_a_line_of_the_recorder_itself_is_read(tmp_path: Path) -> None:
     from record.recorder import Recorder
     from record.run_paths import RunPaths

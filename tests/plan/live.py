@@ -4,10 +4,17 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from plan.memory import Memory
+from plan.planned_step import Step
+from plan.run import own_model
+from settings.config import Config
+from train.model import cpu_kernels, loss, model
 
 
 class Live(TorchDispatchMode):
@@ -45,22 +52,44 @@ class Live(TorchDispatchMode):
 
 
 class NormOfGPU(torch.autograd.Function):
-    """What torch's kernel for GPUs keeps: its input, a number a row, and the weight."""
+    """What torch's kernel for GPUs keeps: its input, and a number a row."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, eps: float) -> Tensor:
         scale = x.square().mean(-1, keepdim=True).add(eps).rsqrt()
-        ctx.save_for_backward(x, scale, *([] if weight is None else [weight]))
+        ctx.save_for_backward(x, scale)
         return x * scale
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor | None, None]:
-        x, _, *weight = ctx.saved_tensors
-        return torch.empty_like(x), torch.empty_like(weight[0]) if weight else None, None
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
+        x, _ = ctx.saved_tensors
+        return torch.empty_like(x), None
 
 
 def norm_of_gpu(self: Any, x: Tensor) -> Tensor:
     """model.RMSNorm.forward as it goes on a GPU."""
-    if x.dtype == torch.float32:
-        return NormOfGPU.apply(x, self.weight, self.eps)
-    return self.weight.to(x.dtype) * NormOfGPU.apply(x.float(), None, self.eps).to(x.dtype)
+    return self.weight.to(x.dtype) * NormOfGPU.apply(x.float(), self.eps).to(x.dtype)
+
+
+def add_product_of_gpu(x: Tensor, grad: Tensor, dw: Tensor) -> None:
+    """loss.add_product as it goes on a GPU."""
+    dw.add_(torch.mm(grad.t(), x))
+
+
+def as_on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have tensors of the CPU go through what is written for a GPU."""
+    monkeypatch.setattr(model.RMSNorm, "forward", norm_of_gpu)
+    monkeypatch.setattr(loss, "CHUNK_TOKENS_ON_CPU", loss.CHUNK_TOKENS)
+    monkeypatch.setattr(loss, "add_product", add_product_of_gpu)
+    monkeypatch.setattr(cpu_kernels, "softmax_part", loss.softmax_part)
+    monkeypatch.setattr(cpu_kernels, "COLUMNS", 10**9)
+
+
+def step_of(config: Config, on_cpu: bool, processes: int = 1, node_processes: int = 1) -> Step:
+    """Return a step of pretraining."""
+    return Step(own_model(config), True, processes, node_processes, on_cpu)
+
+
+def tensors(memory: Memory) -> float:
+    """Return the bytes without what no tensor of the model explains."""
+    return memory.total - memory.parts["other"]

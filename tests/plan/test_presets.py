@@ -8,7 +8,8 @@ import torch
 
 from hardware.flops import flops_per_token
 from plan.fleet import fleet_of
-from plan.memory import memory
+from plan.run import pretraining_memory
+from plan.speed import slowest_card
 from settings import ROOT, load_config, load_preset
 from train.model.model import Transformer, matmul_weights
 
@@ -92,11 +93,11 @@ def test_the_arithmetic_at_the_top_of_a_preset_is_right(load, name):
         return
     cards, peak = PRESETS[name]
     fleet = fleet_of(c)
-    card = fleet.slowest(c.dtype)
+    card = slowest_card(c, fleet)
     assert (c.cards, f"{fleet.processes}x{card.key}") == (cards, cards)
     assert card.peak(c.dtype) == peak
     assert float(tflops) == pytest.approx(fleet.processes * peak)
-    need = memory(c, fleet.processes, fleet.processes_of_a_node, on_cpu=False).total
+    need = pretraining_memory(c, fleet.processes, fleet.processes_of_a_node, on_cpu=False).total
     assert stated["memory"] == pytest.approx(need / 2**30, abs=0.6)
     load(name, NPROC=str(fleet.processes))  # which divides the batch
 

@@ -250,7 +250,7 @@ def test_a_file_where_a_folder_is_wanted_is_said_in_a_sentence(
     assert begun(c) is None and of_card(c, load_gpu_specs()["t4"]) is None
     with pytest.raises(
         storage.FolderError,
-        match=f"^{name}: {tmp_path}/file.* is no folder.; choose another {name}, ",
+        match=f"^{name}: {tmp_path}/file.* is no folder.. Choose another {name}, ",
     ):
         storage.places(c)
 
@@ -297,7 +297,7 @@ def test_a_folder_that_is_closed_is_said_in_a_sentence(name: str) -> None:
     assert "Traceback" not in done.stderr and done.stdout.splitlines()[-1].endswith("78 78")
     assert (
         first.startswith(f"{name}: {folder}/deeper")
-        and "cannot be looked into (Permission denied)" in first
+        and "cannot be read (Permission denied)" in first
     )
     assert second.startswith(
         f"FAIL  disk  {name}={folder}/deeper: nothing can be written there (Permission denied)"

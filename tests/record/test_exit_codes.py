@@ -13,12 +13,18 @@ from settings import ROOT
 
 def test_the_cluster_ends_the_job_at_the_codes_that_a_retry_cannot_help():
     job = yaml.safe_load((ROOT / "k8s/manifests/base/job.yaml").read_text())
-    policy = job["spec"]["podFailurePolicy"]["rules"][0]
-    assert policy["action"] == "FailJob"
-    assert policy["onExitCodes"]["operator"] == "In"
-    codes = policy["onExitCodes"]["values"]
+    disrupted, final, ignored = job["spec"]["podFailurePolicy"]["rules"]
+    assert [rule["action"] for rule in (disrupted, final, ignored)] == [
+        "Ignore",
+        "FailJob",
+        "Ignore",
+    ]
+    assert disrupted["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
+    assert final["onExitCodes"]["operator"] == ignored["onExitCodes"]["operator"] == "In"
+    codes = final["onExitCodes"]["values"]
     assert {*codes, DONE} == {row.code for row in ROWS if row.ends_job}
     assert tuple(codes) == words.FINAL
+    assert ignored["onExitCodes"]["values"] == [row.code for row in ROWS if row.is_ignored]
 
 
 def test_the_reference_has_the_table():

@@ -65,6 +65,15 @@ def test_two_that_look_at_a_lock_at_once_do_not_take_each_other_for_its_holder(t
         assert locks.is_locked(tmp_path / "lock")
 
 
+def test_a_lock_that_is_a_pipe_is_named(tmp_path):
+    paths = RunPaths(tmp_path)
+    for path, hold in ((paths.lock, locks.hold_run), (paths.job, lambda p: locks.hold(p.job, "x"))):
+        os.mkfifo(path)
+        message = f"{path}: cannot be written .is not a regular file.. Choose"
+        with pytest.raises(locks.RunFolderError, match=message):
+            hold(paths)
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_what_cannot_be_looked_into_is_held_by_nobody(tmp_path):
     code = (

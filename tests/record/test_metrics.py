@@ -42,6 +42,14 @@ DAMAGED = (
     to_json(STEP | {"time": None}),
     to_json(STEP | {"step": "1"}),
     to_json(STEP | {"time": 10**400}),
+    to_json(STEP | {"time": 10**15}),  # which is no date
+    to_json(STEP | {"time": -1}),
+    to_json(STEP | {"loss": 10**4000}),
+    to_json(STEP | {"tokens": 10**30}),
+    to_json(STEP | {"tokens": "many"}),
+    to_json(STEP | {"attempt": True}),
+    to_json({"schema": 1, "event": "other", "time": 1, "step": "x"}),
+    to_json({"schema": 1, "event": "start", "time": 1, "startup_s": [1]}),
     to_json(STEP | {"schema": "\033[31m" + "red" * 100}),
     "[" * 10_000 + "]" * 10_000,
     "\x00" * 40,
@@ -117,6 +125,23 @@ def test_a_reader_follows_a_file_that_grows_and_waits_for_the_end_of_a_line(tmp_
     assert steps_in(reader.read_new()) == [3, 4]
     assert reader.position == reader.size == path.stat().st_size
     assert not reader.restarted
+
+
+def test_a_line_of_terabytes_is_damage_and_takes_neither_memory_nor_time(tmp_path, caplog):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(lines_of(1))
+    with open(path, "r+b") as file:
+        file.truncate(3 * 10**12)
+    reader = RecordReader(path)
+    assert steps_in(list(reader.read_all())) == [1]
+    assert reader.position == len(lines_of(1))  # the recorder cuts off what has no end
+    assert steps_in(RecordReader(path, 2**20).read_new()) == []
+    with open(path, "ab") as file:
+        file.write(b"\n" + lines_of(2).encode())
+    assert steps_in(list(reader.read_all())) == [2]
+    assert caplog.messages == [
+        f"{path} line 2 is longer than 4194304 bytes. Damaged lines that are left out: 1"
+    ]
 
 
 def remove_and_write(path, text):

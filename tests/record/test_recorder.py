@@ -140,7 +140,7 @@ def test_a_record_that_cannot_be_begun_anew_waits_in_memory(tmp_path, caplog):
     paths.metrics.mkdir()
     for step in (2, 3):
         recorder.event("step", step, 0, loss=1.0)
-    assert caplog.text.count("metrics.jsonl: cannot be written (is not a file)") == 1
+    assert caplog.text.count("metrics.jsonl: cannot be written (is not a regular file)") == 1
     paths.metrics.rmdir()
     recorder.event("step", 4, 0, loss=1.0)
     recorder.close()

@@ -342,6 +342,25 @@ def test_a_run_that_others_may_not_read_hides_no_other_run():
 # ---- Stopping
 
 
+@pytest.mark.parametrize("pid", [0, 1, 2**40])
+def test_stop_asks_no_process_that_cannot_be_of_a_run(paths, monkeypatch, pid):
+    """0 would be all processes of the one that asks."""
+    monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("a process was killed"))
+    with pytest.raises(status.StopError, match=f"pid {pid}"):
+        status.ask(paths, pid, socket.gethostname())
+
+
+def test_a_trainer_whose_lock_was_removed_is_found_by_its_record(paths):
+    write_status(paths, pid=os.getpid(), phase="training")
+    assert status.find_trainer(paths) == 0
+    with open(paths.metrics, "ab"):
+        assert status.find_trainer(paths) == os.getpid()
+        write_status(paths, pid=2**22 + 1, phase="training")
+        assert status.find_trainer(paths) == 0
+    write_status(paths, pid="1", phase="training")
+    assert status.find_trainer(paths) == 0
+
+
 def test_stop_asks_the_process_and_waits_until_it_is_gone(paths, processes):
     """A trainer holds the lock before its first status: the pid in STATUS.json may be anyone's by now."""
     write_status(paths, pid=os.getpid(), phase="crashed")

@@ -280,6 +280,10 @@ def test_the_list_names_kinds_of_files_and_no_hidden_ones():
         assert re.fullmatch(r"!(LICENSE|(\w+/)+[\w*]+\.\w+)", entry)
 
 
+def test_every_entry_is_the_name_of_something():
+    assert [entry for entry in ENTRIES[1:-1] if not any(ROOT.glob(entry.removeprefix("!")))] == []
+
+
 PRIVATE = """
 .env prod.env .netrc id_rsa key.pem train/id_rsa train/.env presets/.env presets/.mine.env .image
 .git/config .venv/lib/a.py runs/tiny/metrics.jsonl data/a/train_00000.bin runs/a.py train/loss.pyc
@@ -296,7 +300,7 @@ def test_all_that_a_job_runs_enters():
     listing = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
     if listing.returncode:
         pytest.skip("not a git clone")
-    rooms = "settings|record|hardware|train|export|finetune|pipeline|plan|analysis|doctor|monitor"
+    rooms = "settings|record|hardware|train|export|finetune|plan|analysis|doctor|monitor"
     needed = re.findall(
         rf"^(?:(?:{rooms})/.*\.(?:py|js|css|toml)|k8s/cluster/log_.*|presets/.*\.env)$",
         listing.stdout,

@@ -63,6 +63,7 @@ def test_settings_alone_are_64_and_anything_else_78(stopping, code):
         ("a line of twenty-one.", ["a line of", "  twenty-one."]),
         (f"a {30 * 'b'}", ["a", f"  {30 * 'b'}"]),
         ("  an indented line wraps", ["  an indented line", "    wraps"]),
+        (f"  {30 * 'b'}", [f"  {30 * 'b'}"]),
         ("  make sample PROMPT=Once", ["  make sample PROMPT=Once"]),
     ],
 )

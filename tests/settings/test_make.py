@@ -78,7 +78,7 @@ def test_help_begins_with_the_everyday_commands_and_says_how_settings_are_given(
     for word in ("make NAME=value", ".env", "make settings", "make help ALL=1"):
         assert word in text
     assert make(root, "help", ALL="1").stdout == make(root, "help", "ALL=1").stdout != text
-    assert "Used by: make help." in make(root, "settings", "ALL=1").stderr
+    assert "Used by: make gpu-rehearsal, help." in make(root, "settings", "ALL=1").stderr
 
 
 def test_help_lists_every_target_once_under_its_title(root):

@@ -95,5 +95,5 @@ def test_each_setting_is_read_somewhere():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute):
                 attributes.add(node.attr.upper())
-    # A shell script and a table of stages read these by name.
-    assert SETTINGS.keys() - attributes == {"GPU_CHECK", "MID_DATA", "SFT_DATA"}
+    # A shell script reads it by name.
+    assert SETTINGS.keys() - attributes == {"GPU_CHECK"}

@@ -12,7 +12,7 @@ from settings import Config, SettingsError
 from settings.config import SETTINGS
 from settings.declare import FREE, FROZEN, TRACKED
 from settings.resolve import resolve
-from settings.resume import RunConfigError, compare_with_stored
+from settings.resume import RunConfigError, compare_with_stored, read_run_config
 from tests.settings.test_sources import root
 
 __all__ = ["root"]
@@ -193,3 +193,31 @@ def test_a_setting_that_the_run_did_not_know_counts_as_its_default():
     now = Config(qk_norm=True, learning_rate=0.5).derived().values()
     refusals, changes = compare_with_stored(stored, now)
     assert len(refusals) == 1 and changes["LEARNING_RATE"] == [0.001, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("identity", "x"),
+        ("identity", None),
+        ("identity", {"id": 5, "attempts": ["a"], "adopted": None}),
+        ("identity", {"id": "a", "attempts": None, "adopted": None}),
+        ("identity", {"id": "a", "attempts": [5], "adopted": None}),
+        ("identity", {"id": "a", "attempts": ["a"], "adopted": 5}),
+        ("validation_shards", {"text": "two"}),
+        ("validation_shards", []),
+        ("attempts", [{"norm_eps": "small"}]),
+    ],
+)
+def test_what_a_run_stored_of_itself_is_refused_by_name_where_it_was_edited(tmp_path, name, value):
+    path = tmp_path / "config.json"
+    known = {"settings": {}, "attempts": [{"norm_eps": 1e-5}]}
+    known |= {"identity": {"id": "a", "attempts": ["a"], "adopted": []}}
+    known |= {"validation_shards": {"text": 2}}
+    path.write_text(json.dumps(known))
+    assert read_run_config(path) == known
+    path.write_text(json.dumps(known | {name: value}))
+    message = f"{path}: its `{name}` was edited or is damaged. Restore it from a copy"
+    with pytest.raises(RunConfigError, match=message) as refusal:
+        read_run_config(path)
+    assert refusal.value.exit_code == BAD_DATA  # which the launcher does not try again

@@ -4,6 +4,8 @@ import json
 import os
 import re
 import shutil
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -111,6 +113,7 @@ def test_data_that_is_empty_on_the_command_line_is_refused(root):
         ("BATCH_SIZE", "BATCH_TOKENS"),
         ("seed", "SEED"),
         ("TENSORBOARD", "TRACKERS=tensorboard"),
+        ("CHAT", "make chat, or make eval EVAL_DATA=questions.jsonl"),
         ("QQQQQQ", ""),
     ],
 )
@@ -228,6 +231,42 @@ def test_a_file_of_somebody_else_is_named(root):
         os._exit(0)
     problems = json.loads(os.read(read_end, 4096))
     assert all("denied" in problem for problem in problems) and problems
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize(
+    ("target", "is_refused"), [("logs", True), ("plots", True), ("status", False), ("", False)]
+)
+def test_a_run_that_this_user_may_not_read_is_named(root, target, is_refused):
+    """`make status` says so in its line."""
+    read_end, write_end = os.pipe()
+    with tempfile.TemporaryDirectory(dir="/tmp") as runs:
+        os.chmod(runs, 0o755)
+        (Path(runs) / "theirs").mkdir(mode=0o700)
+        if os.fork() == 0:
+            os.setuid(65534)
+            environ = {"RUN_NAME": "theirs", "RUNS_DIR": runs, "MAKE_TARGET": target}
+            os.write(write_end, json.dumps(resolve(environ, root).problems).encode())
+            os._exit(0)
+        problems = json.loads(os.read(read_end, 4096))
+    named = [problem for problem in problems if "RUN_NAME=theirs" in problem]
+    assert len(named) == is_refused
+    assert all("chmod" in problem for problem in named)
+
+
+@pytest.mark.parametrize("name", ["logs", "checkpoints", "export"])
+def test_a_run_has_no_link_in_place_of_its_folders(root, tmp_path, name):
+    run = root / "runs" / "theirs"
+    run.mkdir(parents=True)
+    (run / "wandb").mkdir()
+    (run / "file").symlink_to("/etc/passwd")
+    named = {"RUN_NAME": "theirs", "RUNS_DIR": str(root / "runs"), "MAKE_TARGET": "train"}
+    assert not resolve(named, root).problems
+    (run / name).symlink_to(tmp_path)
+    (problem,) = resolve(named, root).problems
+    assert f"theirs/{name} is a link to a folder" in problem
+    assert not resolve(named | {"MAKE_TARGET": "stop"}, root).problems  # which writes nothing there
+    assert resolve(named | {"MAKE_TARGET": "plots"}, root).problems == [problem]
 
 
 # ---- Secrets

@@ -138,6 +138,11 @@ def test_what_only_finds_a_run_is_no_use_of_a_setting(root, target):
     assert resolve({"MAKE_TARGET": target}, root).config.run_folder == folder
 
 
+def test_eval_is_given_questions_by_another_name_than_training(root):
+    (problem,) = resolve_typed(root, "eval", DATA="chats.jsonl").problems
+    assert problem.endswith("EVAL_DATA names questions to ask a fine-tuned run.")
+
+
 def test_logs_are_of_the_node_that_is_named(root):
     assert resolve_typed(root, "logs", NODE_RANK="2").problems == []
     for name in ("SITES", "NODES"):

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from record import locks
 from settings import ROOT
 from settings.config import Config
+from settings.visible_gpus import ask_driver
 from tests.running import wait_until
 from train import launcher
 from train.children import Children
@@ -69,11 +71,11 @@ class Play(Children):
 
 @pytest.fixture
 def others(monkeypatch):
-    """The other nodes: what they are told at the end, and what each roll call says. `waits`: for locks."""
-    others = SimpleNamespace(words=[], roll_calls=[], waits=[], answer=None)
+    """The other nodes: what they are told at the end, and what each rendezvous says. `waits`: for locks."""
+    others = SimpleNamespace(words=[], rendezvous_calls=[], waits=[], answer=None)
 
     def meet(config, processes, is_stopped):
-        others.roll_calls.append(processes)
+        others.rendezvous_calls.append(processes)
         return others.answer
 
     monkeypatch.setattr(rendezvous, "meet", meet)
@@ -130,6 +132,40 @@ def test_one_process_runs_directly_and_several_under_torchrun(
     assert play.commands == [command]
 
 
+FOREIGN = {
+    "RANK": "3",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "GROUP_RANK": "1",
+    "ROLE_RANK": "3",
+    "MASTER_PORT": "29777",
+    "RANKS_FILE": "/nowhere/ranks",
+    "EXIT_CODE_FILE": "/nowhere/code",
+    "TORCHELASTIC_RUN_ID": "other",
+    "PET_NNODES": "2",
+}
+
+
+@pytest.mark.parametrize("kind", ["one process", "two", "nodes"])
+def test_what_another_job_says_of_its_ranks_reaches_no_process(launch, monkeypatch, kind):
+    environments = []
+
+    class Recorder(Play):
+        def run(self, command, environment):
+            environments.append(dict(environment))
+            return super().run(command, environment)
+
+    for name, value in FOREIGN.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("LAUNCHER_PID", "1")
+    monkeypatch.setenv("MASTER_ADDR", "10.1.1.1")  # a setting, which the user may export
+    assert launch(Recorder("0"), kind) == 0
+    (environment,) = environments
+    assert FOREIGN.items() & environment.items() == set()
+    assert environment["MASTER_ADDR"] == "10.1.1.1"
+
+
 FIRST_STOPPED = "r75:1 s5:r75:1 r75:1 r75:1 0"
 NO_PAUSE: list[int] = []
 
@@ -178,23 +214,97 @@ def test_how_attempts_end(launch, others, capfd, kind, restarts, script, code, p
     assert (play.pauses, others.words) == (pauses, words)
     starts = len(pauses) if play.stops_in_pause else len(pauses) + 1
     assert len(play.commands) == starts
-    # Each start of torchrun has its roll call, and waits until the one before has let the run go.
+    # Each start of torchrun has its rendezvous, and waits until the one before has let the run go.
     has_peers = kind in ("nodes", "pods")
-    assert others.roll_calls == ([2] * starts if has_peers else [])
+    assert others.rendezvous_calls == ([2] * starts if has_peers else [])
     assert others.waits == ["x"] * (starts - 1)
     peers_stopped = script.count("r75:1 ") if kind == "pods" else 0
-    waits = "Another node was asked to stop; waiting for it to come back"
+    waits = "Another node has left; waiting for it to come back"
     assert capfd.readouterr().out.count(waits) == peers_stopped
 
 
 @pytest.mark.parametrize(
     ("kind", "answer"), [("nodes", 0), ("nodes", 69), ("pods", 69), ("pods", 75), ("nodes", 143)]
 )
-def test_the_answer_of_the_roll_call_is_final(launch, others, kind, answer):
+def test_the_answer_of_the_rendezvous_is_final(launch, others, kind, answer):
     others.answer = Verdict(answer, "why")
     play = Play("0")
     assert launch(play, kind) == answer
     assert play.commands == [] and others.words == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "starts", "told"),
+    [("pod", 71, 1, 0), ("pods", 71, 1, 0), ("two", 70, 4, 0), ("nodes", 70, 4, 1)],
+)
+def test_a_pod_leaves_a_bad_machine_at_once_and_the_others_wait(
+    launch, others, kind, code, starts, told
+):
+    play = Play("r71:1")
+    assert launch(play, kind) == code
+    assert len(play.commands) == starts and len(others.words) == told
+
+
+LOST = "GPU 1 (GPU-0001) is lost or needs a reset (GPU is lost)"
+
+
+@pytest.mark.fault(46)
+@pytest.mark.parametrize(
+    ("kind", "health", "code", "starts"),
+    [
+        ("pods", [LOST], 71, 0),
+        ("pods", ["", LOST], 71, 1),
+        ("pods", ["", "", LOST], 71, 2),
+        ("pod", ["", "", "", "", LOST], 71, 4),  # rather than that restarts do not help
+        ("pods", [""] * 5, 70, 4),
+        ("nodes", [], 70, 4),  # nobody would give a person another machine
+    ],
+)
+def test_gpus_are_checked_before_each_rendezvous_and_after_each_failure(
+    launch, others, monkeypatch, capfd, kind, health, code, starts
+):
+    asked = []
+
+    def ask(command, limit_s):
+        asked.append((command, len(others.rendezvous_calls)))
+        return health[len(asked) - 1] or "well"
+
+    monkeypatch.setattr(launcher, "ask_driver", ask)
+    monkeypatch.setattr(launcher, "count_gpus", lambda environment: 2)
+    play = Play("1")
+    assert launch(play, kind, device="auto") == code
+    assert len(play.commands) == starts and len(asked) == len(health)
+    assert all(command[1:] == ["-m", "hardware.gpu_health", "2"] for command, _ in asked)
+    if kind == "pods":
+        assert [calls for _, calls in asked] == list(range(len(asked)))
+    if code == 71:
+        assert others.words == [], "the others wait for the next pod"
+        assert capfd.readouterr().err.splitlines()[-1] == f"launch: exit code 71: {LOST}"
+
+
+@pytest.mark.parametrize(("kind", "code", "starts"), [("pods", 0, 6), ("nodes", 70, 4)])
+def test_a_pod_whose_peers_leave_bad_machines_waits_for_them(launch, kind, code, starts):
+    """However often: another node's fault is none of the run's."""
+    play = Play("r69:1 r69:1 r69:1 r69:1 r69:1 0")
+    assert launch(play, kind) == code and len(play.commands) == starts
+
+
+@pytest.mark.parametrize(
+    ("does", "limit_s", "words"),
+    [
+        ("import time; time.sleep(60)", 0.1, "the NVIDIA driver has not answered in 120 s"),
+        ("import os; os.abort()", 60, "the check of the GPUs crashed in their driver"),
+    ],
+)
+def test_a_driver_that_hangs_or_crashes_is_a_fault_of_the_machine(
+    launch, monkeypatch, capfd, does, limit_s, words
+):
+    command = [sys.executable, "-c", does]
+    monkeypatch.setattr(launcher, "ask_driver", lambda *_: ask_driver(command, limit_s))
+    monkeypatch.setattr(launcher, "count_gpus", lambda environment: 2)
+    play = Play("0")
+    assert launch(play, "pod", device="cuda") == 71 and play.commands == []
+    assert words in capfd.readouterr().err
 
 
 def test_a_node_that_is_stopped_as_all_are_about_to_start_tells_the_others(launch, others):

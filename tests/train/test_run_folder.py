@@ -13,12 +13,22 @@ import pytest
 from record.metrics import read_records
 from tests.running import ROOT, environment, slow_steps, train, wait_for
 
+PLAN = {
+    "time": 0.0,
+    "steps": 40,
+    "seconds": 1.0,
+    "tokens_per_s": 512.0,
+    "memory_gib": 1.0,
+    "energy_kwh": None,
+}
 SECRET = "hf_" + "q7Zk" * 8
 
 
 @pytest.fixture(scope="module")
 def said_and_run(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("run")
+    (folder / "run").mkdir()
+    (folder / "run" / "plan.json").write_text(json.dumps(PLAN))
     out = train(environment(folder, data, EVAL_EVERY=15, SAVE_EVERY=20, HF_TOKEN=SECRET))
     return out, folder / "run"
 
@@ -66,6 +76,16 @@ def test_the_folder_holds_what_the_readme_says(said_and_run):
         assert "step=40/40" in (run / log).read_text()
     assert (run / "sample.txt").read_text().startswith("def ")
     assert "sample, step 40" in out and "bits per byte on" in out
+
+
+def test_it_ends_with_what_it_took_next_to_its_plan(said_and_run):
+    out, run = said_and_run
+    *_, end = read_records(run / "metrics.jsonl")
+    goodput = end["goodput"]
+    took_s = sum(goodput.values()) - goodput["start_up"] - goodput["down"]
+    assert end["plan"]["seconds"] == [1.0, pytest.approx(took_s, abs=0.1)]
+    assert end["plan"]["step_s"] == [1.0, pytest.approx(goodput["training"] / 40, rel=0.2)]
+    assert re.search(r"^plan: predicted 0:01 and 1.0 GiB; took \d+:\d\d \(.*\) and ", out, re.M)
 
 
 @pytest.mark.fault(21)

@@ -21,8 +21,13 @@ def normalize(screen, folder):
     screen = screen.replace(str(folder), "FOLDER")
     screen = re.sub(r"    (xdg-open |open |)(?=FOLDER)", "    OPEN ", screen)
     screen = re.sub(r"(Samples .*\n)(    .*\n|\n(?=    ))*", r"\1", screen)
+    # A slow machine says after the second step how long it will take; a fast one has nothing to say.
+    screen = re.sub(r"^about \d+ minutes left\n", "", screen, flags=re.MULTILINE)
     screen = re.sub(r"^step=.*\n(step=.*\n)*", "step=...\n", screen, flags=re.MULTILINE)
     screen = re.sub(r"(RUN_NAME=longer TRAIN_TOKENS=\w+) .*", r"\1 ...", screen)  # what was typed
+    screen = re.sub(r"as planned|\d+% less", "0% more", screen)
+    screen = re.sub(r"(about \S+) (s|h)\b", r"\1 min", screen)
+    screen = screen.replace(" ms per step", " s per step")
     return re.sub(r"\d[\d.,:]*(?<=\d)", "N", screen)
 
 

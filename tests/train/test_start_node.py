@@ -4,14 +4,17 @@ import dataclasses
 import fcntl
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import threading
+import time
+from types import SimpleNamespace
 
 import pytest
 
-from record import locks
+from record import bad_nodes, locks
 from settings.config import Config
 from tests.constants import constants
 from tests.running import ROOT, wait_for
@@ -49,7 +52,7 @@ class Stages(Children):
 
 @pytest.fixture
 def words(monkeypatch):
-    """What other nodes are told at the end. They are there at each roll call."""
+    """What other nodes are told at the end. They are there at each rendezvous."""
     words: list[tuple[int, str]] = []
     monkeypatch.setattr(rendezvous, "announce_end", lambda config, *word: words.append(word))
     monkeypatch.setattr(rendezvous, "meet", lambda *_: None)
@@ -63,6 +66,7 @@ def run(tmp_path, monkeypatch, free_port):
     monkeypatch.setattr(start_node, "LOCK_TICK_S", 0.05)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "plan.json").touch()
 
     def run(stages, workload=PRETRAIN, pod=False, **settings):
         monkeypatch.setenv("K8S_NODE", "machine" * pod)
@@ -119,6 +123,7 @@ def test_a_node_prepares_trains_and_draws(
 
 
 def test_a_folder_that_cannot_be_written_is_named(run, tmp_path, capfd):
+    (tmp_path / "x" / "plan.json").unlink()
     (tmp_path / "x").rmdir()
     (tmp_path / "x").touch()
     assert run(Stages()) == 78
@@ -186,6 +191,63 @@ def test_a_pod_of_a_site_notes_an_end_after_which_no_other_takes_its_place(
     monkeypatch.setattr(rendezvous, "meet", lambda *_: Verdict(code))
     run(Stages(), pod=True, sync="diloco", nodes=2, sites=1)
     assert bool(list(tmp_path.glob("**/.over"))) == is_last
+
+
+@pytest.fixture
+def pod(tmp_path, monkeypatch):
+    """A pod on node-a. Its delays are in steps of a minute that does not pass."""
+    monkeypatch.setenv("K8S_NODE", "node-a")
+    clock = SimpleNamespace(s=0.0)
+    monkeypatch.setattr(time, "monotonic", lambda: clock.s)
+    monkeypatch.setattr(time, "sleep", lambda s: setattr(clock, "s", clock.s + s))
+    config = Config(runs_dir=str(tmp_path), run_name="x", device="auto", nproc=1)
+    node = Node(config, Stages())
+    node.clock = clock
+    node.faults = []
+    monkeypatch.setattr(launcher, "ask_driver", lambda *_: "".join(node.faults[:1]) or "well")
+    return node
+
+
+def test_a_pod_lists_its_bad_node_and_later_pods_leave_it_after_a_capped_delay(pod, capfd):
+    assert pod.check_machine() == 0 and bad_nodes.find(pod.bad_nodes, "node-a") is None
+    pod.faults = ["GPU 0 is lost"]
+    assert pod.check_machine() == 71 and pod.clock.s == 0
+    assert bad_nodes.find(pod.bad_nodes, "node-a").reason == "GPU 0 is lost"
+    pod.faults = []
+    delays = []
+    for _ in range(7):
+        began = pod.clock.s
+        assert pod.check_machine() == 71
+        delays.append(pod.clock.s - began)
+    assert delays == [10, 20, 40, 80, 160, 300, 300]
+    said = capfd.readouterr().err
+    assert "node node-a is bad: GPU 0 is lost. Leaving it in 10 s." in said
+    assert "make clear-bad-nodes" in said
+
+
+def test_a_bad_node_is_used_once_it_was_cleared(pod, monkeypatch):
+    bad_nodes.add(pod.bad_nodes, "node-a", "GPU 0 is lost")
+    sleep = time.sleep
+
+    def clear(seconds):
+        sleep(seconds)
+        shutil.rmtree(pod.bad_nodes)
+
+    monkeypatch.setattr(time, "sleep", clear)
+    assert pod.check_machine() == 0 and pod.clock.s == start_node.LOCK_TICK_S
+
+
+def test_only_gpus_make_a_node_bad(pod):
+    bad_nodes.add(pod.bad_nodes, "node-a", "GPU 0 is lost")
+    pod.config = dataclasses.replace(pod.config, device="cpu")
+    pod.faults = ["GPU 0 is lost"]
+    assert pod.check_machine() == 0
+
+
+def test_a_pod_that_is_stopped_on_a_bad_node_does_not_wait(pod):
+    bad_nodes.add(pod.bad_nodes, "node-a", "GPU 0 is lost")
+    pod.children.stop_requested = True
+    assert pod.check_machine() == 143 and pod.clock.s == 0
 
 
 # ---- As a program

@@ -122,7 +122,7 @@ def test_the_clock_tells_what_a_rank_did_before_it_waits(tiny, monkeypatch):
     now = [0.0]
     monkeypatch.setattr("train.step.time", SimpleNamespace(perf_counter=lambda: now[0]))
     model, optimizer, *batch = trainer(tiny)
-    clock, own = clock_of(ALONE.device), []
+    clock, own = clock_of(model, ALONE.device), []
     for seconds in (0.0, 0.1, 0.2):
 
         def work(*_, seconds=seconds):

@@ -49,6 +49,9 @@ CPU = {
     "MALLOC_TRIM_THRESHOLD_": "4294967296",
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
+GPU = {"OMP_NUM_THREADS": "2", "PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+MINE = {"PYTORCH_ALLOC_CONF": "max_split_size_mb:512"}
+MY_OLD_NAME = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512"}
 OWN = {"OMP_NUM_THREADS": "7", "MKL_DYNAMIC": "TRUE", "MALLOC_MMAP_THRESHOLD_": "5"}
 
 
@@ -56,7 +59,10 @@ OWN = {"OMP_NUM_THREADS": "7", "MKL_DYNAMIC": "TRUE", "MALLOC_MMAP_THRESHOLD_": 
     ("given", "gpus", "expected"),
     [
         ({"OMP_NUM_THREADS": ""}, 0, CPU),
-        ({}, 2, {"OMP_NUM_THREADS": "2"}),
+        ({}, 2, GPU),
+        ({"PYTORCH_ALLOC_CONF": ""}, 2, GPU),
+        (MINE, 2, GPU | MINE),
+        (MY_OLD_NAME, 2, {"OMP_NUM_THREADS": "2"} | MY_OLD_NAME),
         (
             OWN | {"GLIBC_TUNABLES": "a=1"},
             0,
@@ -108,3 +114,12 @@ def test_a_module_gets_them_as_a_program():
     out = subprocess.check_output(command, cwd=ROOT, text=True)
     assert re.match(r"launch: processes=1 threads=\d+ MKL_DYNAMIC=FALSE", out)
     assert len(out.splitlines()) == 2
+
+
+def test_a_process_that_is_started_alone_forgets_whose_rank_it_was():
+    """What torchrun, our launcher or a batch system has set; RANKS_FILE is where ranks of one machine meet."""
+    job = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT", "RANKS_FILE", "LAUNCHER_PID"]
+    job += ["PET_NNODES", "TORCHELASTIC_RUN_ID", "EXIT_CODE_FILE", "PROGRESS_FILE"]
+    environment = dict.fromkeys(job, "1") | {"MASTER_ADDR": "10.0.0.1", "PATH": "/bin"}
+    tune.forget_ranks(environment)
+    assert environment == {"MASTER_ADDR": "10.0.0.1", "PATH": "/bin"}

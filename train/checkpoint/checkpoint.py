@@ -324,7 +324,7 @@ def check_moments(model: nn.Module, optimizer: Optimizer, may_be_unused: bool) -
         used += bool(moments)
         if may_be_unused and not moments:
             continue
-        for key in optimizer.kept(weight):
+        for key in optimizer.state_names(weight):
             if key not in moments:
                 raise ValueError(f"it has no optimizer.state.{name}.{key}")
             if key != "step" and moments[key].shape != weight.shape:

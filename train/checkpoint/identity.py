@@ -20,7 +20,6 @@ from settings.declare import FREE, format_value, read_section
 from settings.resume import compare_with_stored
 from settings.run import Machine
 from train.checkpoint.manifest import CheckpointError, load_manifest
-from train.distributed.world import World, broadcast_object
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +53,13 @@ class Identity:
         """
         values = config.values()
         settings = {name: values[name] for name in SHAPES_A_RUN}
+        return cls.read(before, settings, new_id)
+
+    @classmethod
+    def read(
+        cls, before: Mapping[str, Any], settings: dict[str, Any], new_id: str = ""
+    ) -> "Identity":
+        """Return the identity that `of` returns, of these settings."""
         stored = before.get("identity") or {"id": new_id, "adopted": None}
         attempts = list(stored.get("attempts", []))
         if new_id:
@@ -69,11 +75,18 @@ class Identity:
         """Return what a manifest has of it."""
         return {"id": self.id, "attempt": self.attempts[-1], "settings": self.settings}
 
+    def is_mine(self, manifest: Mapping[str, Any]) -> bool:
+        """Return whether a checkpoint is of this run: an attempt at it wrote it, or it was adopted."""
+        theirs = manifest.get("run")
+        if theirs is None:
+            return self.adopted is None or manifest["hash"] in self.adopted
+        return theirs["id"] == self.id and theirs.get("attempt") in self.attempts
+
     def check(self, folder: Path, manifest: Mapping[str, Any]) -> None:
         """Raise CheckpointError if a checkpoint is of another run, or of a copy of this one."""
         theirs = manifest.get("run")
         if theirs is None:
-            if self.adopted is not None and manifest["hash"] not in self.adopted:
+            if not self.is_mine(manifest):
                 raise other_run(
                     folder, "of another run or edited: it does not name its run, as this run's do"
                 )
@@ -83,7 +96,7 @@ class Identity:
             if self.adopted is None:
                 what += " (or config.json lost its `identity`: then restore that file from a copy)"
             raise other_run(folder, what)
-        if theirs.get("attempt") not in self.attempts:
+        if not self.is_mine(manifest):
             difference = describe_difference(theirs["settings"], self.settings)
             raise other_run(
                 folder,
@@ -93,11 +106,6 @@ class Identity:
         refusals, _ = compare_with_stored(theirs["settings"], self.settings)
         if refusals:
             raise CheckpointError(f"{folder}: does not fit this run. {' '.join(refusals)}")
-
-    def adopt(self, root: Path, world: World) -> None:
-        """Take all checkpoints that have no identity for this run's, once. Called by all ranks."""
-        if self.adopted is None:
-            self.adopted = broadcast_object(hash_unnamed(root) if world.is_first else [])
 
 
 def check_identity(

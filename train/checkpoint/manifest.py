@@ -9,6 +9,7 @@ a manifest of another version can be told from a damaged one.
 """
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import xxhash
 from record.regular_file import is_file_name, open_inside
 from record.run_paths import step_of_checkpoint
 from settings import ExpectedError
-from settings.json_file import parse_object
+from settings.json_file import parse_object, read_whole
 from train.checkpoint import tensor_list
 
 FILE = "MANIFEST.json"
@@ -122,7 +123,7 @@ def check_guard(guard: dict[str, Any]) -> None:
     """Check that a guard's state is windows of numbers, and counts. Raises DAMAGE."""
     for name in guard:
         if name not in ("loss", "grad_norm"):
-            take(guard, name, int)
+            take(guard, name, int, float)
             continue
         for value in take(guard, name, list):
             if type(value) not in (int, float):
@@ -151,9 +152,11 @@ def load_manifest(folder: Path) -> dict[str, Any]:
 
     Raises CheckpointError, OtherFormat.
     """
+    if folder.is_symlink():
+        raise CheckpointError(f"{folder.name}: is a link, and a checkpoint is a folder of its run")
     try:
         with open_inside(folder, FILE) as file:
-            return parse_manifest(file.read(), folder.name)
+            return parse_manifest(read_whole(file), folder.name)
     except (OSError, *DAMAGE) as error:
         raise CheckpointError(f"{folder.name}: {FILE} is missing or damaged ({error})") from None
 
@@ -164,6 +167,7 @@ def verify(folder: Path) -> dict[str, Any]:
     Raises CheckpointError, OtherFormat.
     """
     manifest = load_manifest(folder)
+    check_sizes(folder, manifest["files"])
     for name, described in manifest["files"].items():
         try:
             if describe(folder, name) != tuple(described):
@@ -175,29 +179,44 @@ def verify(folder: Path) -> dict[str, Any]:
     return manifest
 
 
+def check_sizes(folder: Path, files: dict[str, list[Any]]) -> None:
+    """Check the size of every file before any is hashed: that of one which has grown may take days.
+
+    Raises CheckpointError.
+    """
+    for name, described in files.items():
+        try:
+            with open_inside(folder, name) as file:
+                size = os.fstat(file.fileno()).st_size
+            if [size] != described[:1]:
+                raise ValueError(f"it has {size} bytes, which are not as many as were written")
+        except (OSError, ValueError) as error:
+            raise damaged(folder, name, str(error)) from None
+
+
 def check_tensors(folder: Path, manifest: dict[str, Any]) -> None:
     """Check that a manifest lists the files of all tensors, as many as were written.
 
     Raises CheckpointError.
     """
     try:
-        listed = tensor_list.read_tensor_list(folder)
+        listing = tensor_list.read_tensor_list(folder)
     except (OSError, tensor_list.ForbiddenPickle) as error:
         raise damaged(folder, tensor_list.FILE, str(error)) from None
     files = manifest["files"]
-    if missing := listed.files() - files.keys():
+    if missing := listing.files() - files.keys():
         raise damaged(folder, FILE, f"it does not list {min(missing)}, which holds tensors")
-    for part in listed.parts.values():
+    for part in listing.parts.values():
         if part.offset + part.length > files[part.file][0]:
             why = f"it has a part that ends after the {files[part.file][0]} bytes of {part.file}"
             raise damaged(folder, tensor_list.FILE, why)
     for name, (size, _) in files.items():
         # A process that had no tensor to write has left an empty file.
-        if size and name != tensor_list.FILE and name not in listed.files():
+        if size and name != tensor_list.FILE and name not in listing.files():
             raise damaged(folder, FILE, f"it lists {name}, which holds no tensor")
-    count = manifest.get("tensors", len(listed.tensors))  # commit 9fc3810 did not count them
-    if count != len(listed.tensors):
-        why = f"it has {len(listed.tensors)} tensors, and {count} were written"
+    count = manifest.get("tensors", len(listing.tensors))  # commit 9fc3810 did not count them
+    if count != len(listing.tensors):
+        why = f"it has {len(listing.tensors)} tensors, and {count} were written"
         raise damaged(folder, tensor_list.FILE, why)
 
 

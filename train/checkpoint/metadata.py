@@ -63,18 +63,18 @@ class Reader(dcp.FileSystemReader):
 
     def tensors(self) -> dict[str, tuple[torch.Size, torch.dtype]]:
         """Return the shape and the data type of each tensor, by key. Raises as read_metadata."""
-        listed: dict[str, Any] = self.read_metadata().state_dict_metadata
-        return {key: (facts.size, facts.properties.dtype) for key, facts in listed.items()}
+        entries: dict[str, Any] = self.read_metadata().state_dict_metadata
+        return {key: (facts.size, facts.properties.dtype) for key, facts in entries.items()}
 
 
-def build_metadata(listed: TensorList) -> dcp.Metadata:
+def build_metadata(listing: TensorList) -> dcp.Metadata:
     """Return DCP's form of a list of tensors. Raises ForbiddenPickle."""
     storage = {
         MetadataIndex(key, offsets): _StorageInfo(part.file, part.offset, part.length)
-        for (key, offsets), part in listed.parts.items()
+        for (key, offsets), part in listing.parts.items()
     }
     tensors: dict[str, Any] = {
-        key: describe_tensor(tensor) for key, tensor in listed.tensors.items()
+        key: describe_tensor(tensor) for key, tensor in listing.tensors.items()
     }
     return dcp.Metadata(tensors, storage_data=storage)
 

@@ -23,10 +23,12 @@ from typing import Any, ClassVar
 from record.regular_file import open_inside
 
 FILE = ".metadata"
-PART = re.compile(r"__[0-9]+_[0-9]+\.distcp")
-DTYPE = re.compile(r"bool|(b?float|u?int|complex)[0-9]+\w*")
+PART = re.compile(r"__[0-9]{1,9}_[0-9]{1,9}\.distcp")
+DTYPE = re.compile(r"bool|(b?float|u?int|complex)[0-9]{1,3}\w{0,20}")
 
 MOST_VALUES = 1000  # in a tuple: a size has one per dimension, a path one per folder
+MOST_DIMENSIONS = 8
+MOST_NUMBER = 2**63  # of a size, an offset or a length
 MOST_BYTES = 2**30  # of a list: a part of a tensor takes about 200
 
 Numbers = tuple[int, ...]
@@ -81,26 +83,12 @@ STAND_INS = {
 }
 
 
-def check_tuple(made: tuple) -> None:
-    """Raise ForbiddenPickle if a tuple holds many values, with those of the tuples in it."""
-    values: list[Any] = [made]
-    for _ in range(MOST_VALUES):
-        value = values.pop()
-        if isinstance(value, tuple):
-            values += value
-        if not values:
-            return
-    raise ForbiddenPickle(
-        f"{FILE} has a tuple of more than {MOST_VALUES} values, as no checkpoint does"
-    )
-
-
 def checked(load: Callable[[Any], None]) -> Callable[[Any], None]:
     """Return pickle's method that makes a tuple, with a check of the tuple."""
 
     def load_and_check(unpickler: Any) -> None:
         load(unpickler)
-        check_tuple(unpickler.stack[-1])
+        unpickler.check_tuple(unpickler.stack[-1])
 
     return load_and_check
 
@@ -117,6 +105,21 @@ class Unpickler(pickle._Unpickler):
     del dispatch[pickle.FROZENSET[0]], dispatch[pickle.BYTEARRAY8[0]]
     for opcode in (pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3):
         dispatch[opcode[0]] = checked(dispatch[opcode[0]])
+
+    def __init__(self, file: io.BytesIO):
+        super().__init__(file)
+        self.counts: dict[int, tuple[int, tuple]] = {}  # id of a tuple -> its values, and itself
+
+    def check_tuple(self, made: tuple) -> None:
+        """Raise ForbiddenPickle if a tuple holds many values, with those of the tuples in it."""
+        count = 1
+        for value in made:
+            count += self.counts[id(value)][0] if id(value) in self.counts else 1
+        if count > MOST_VALUES:
+            raise ForbiddenPickle(
+                f"{FILE} has a tuple of more than {MOST_VALUES} values, as no checkpoint does"
+            )
+        self.counts[id(made)] = (count, made)
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch" and DTYPE.fullmatch(name):
@@ -177,13 +180,21 @@ def read_tensor_list(folder: Path) -> TensorList:
 
 
 def list_tensors(root: Any) -> TensorList:
-    """Return the list that a pickle holds. Raises ForbiddenPickle, or what comes of wrong types."""
+    """Return the list that a pickle holds. Raises ForbiddenPickle, or what comes of wrong types.
+
+    A pickle may have one list of chunks in many tensors. Each chunk has a place of its own, and of these
+    there are no more than the pickle has bytes for.
+    """
     content = state_of(root, "Metadata")
     tensors = {}
     parts = {}
+    chunks_left = len(content["storage_data"])
     for key, stored in content["state_dict_metadata"].items():
         facts = state_of(stored, "TensorStorageMetadata")
         dtype, *_ = state_of(facts["properties"], "TensorProperties")
+        chunks_left -= len(facts["chunks"])
+        if chunks_left < 0:
+            raise ForbiddenPickle(f"{FILE} does not say where all parts of its tensors are")
         chunks = []
         for chunk in facts["chunks"]:
             place = state_of(chunk, "ChunkStorageMetadata")
@@ -193,9 +204,8 @@ def list_tensors(root: Any) -> TensorList:
         where = state_of(index, "MetadataIndex")
         facts = state_of(stored, "_StorageInfo")
         if not PART.fullmatch(facts["relative_path"]):
-            raise ForbiddenPickle(
-                f"{FILE} names {facts['relative_path']!r}, which is no file of it"
-            )
+            named = ascii(facts["relative_path"][:40])
+            raise ForbiddenPickle(f"{FILE} names {named}, which is no file of it")
         if facts.get("transform_descriptors"):
             raise ForbiddenPickle(f"{FILE} has compressed tensors, as no checkpoint does")
         begin, length = numbers_of((facts["offset"], facts["length"]))
@@ -214,7 +224,9 @@ def check_tensor(
 
     Each part is whole rows, as FSDP2 splits tensors: they follow each other along the first dimension.
     """
-    if not isinstance(key, str) or not isinstance(tensor.dtype, str):
+    if type(key) is not str or len(key) > MOST_VALUES:
+        raise ForbiddenPickle(f"{FILE} lists what is no tensor")
+    if type(tensor.dtype) is not str or not DTYPE.fullmatch(tensor.dtype):
         raise ForbiddenPickle(f"{FILE} lists what is no tensor")
     value_bytes = count_bits(tensor.dtype) / 8
     shape = tensor.shape or (1,)
@@ -266,7 +278,11 @@ def numbers(size: Any) -> Numbers:
 
 
 def numbers_of(values: Any) -> Numbers:
-    """Return integers from 0 up as a tuple. Raises ForbiddenPickle for anything else."""
-    if all(type(value) is int and value >= 0 for value in values):
-        return tuple(values)
-    raise ForbiddenPickle(f"{FILE} has {values!r:.40} instead of sizes or offsets")
+    """Return a few integers from 0 up. Raises ForbiddenPickle for anything else.
+
+    What it is instead is not shown: a few bytes of a pickle can be a text without end.
+    """
+    is_short = type(values) is tuple and len(values) <= MOST_DIMENSIONS
+    if is_short and all(type(value) is int and 0 <= value < MOST_NUMBER for value in values):
+        return values
+    raise ForbiddenPickle(f"{FILE} has something else instead of sizes or offsets")

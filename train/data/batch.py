@@ -178,9 +178,11 @@ class Loader:
         samples = self.step_range(step, gaps)
         if self.mixture.missing(samples.stop):
             self.grow()
-        return self.mixture.missing(samples.stop) or self.absent(samples.start, samples.stop)
+        return self.mixture.missing(samples.stop) or self.missing_on_disk(
+            samples.start, samples.stop
+        )
 
-    def absent(self, begin: int, end: int) -> str:
+    def missing_on_disk(self, begin: int, end: int) -> str:
         """Return the source with a deleted shard in a group of these samples; "" if there is none."""
         firsts = self.mixture.counts(begin)
         lasts = self.mixture.counts(end)
@@ -207,10 +209,12 @@ class Loader:
                 shards.refresh()
         self.mixture = self.build_mixture()
 
-    def open_groups(self, taken: Mapping[str, int]) -> list[list[int]]:
+    def open_groups(self, consumed: Mapping[str, int]) -> list[list[int]]:
         """Return the shards of the group of each source that its next window lies in."""
         orders = self.mixture.orders
-        return [order.needed(taken[order.name], taken[order.name], more=0) for order in orders]
+        return [
+            order.needed(consumed[order.name], consumed[order.name], more=0) for order in orders
+        ]
 
     # ---- What the run has used of them
 
@@ -221,7 +225,7 @@ class Loader:
 
     def trained(self, step: int, gaps: Sequence[Gap]) -> dict[str, int]:
         """Return the windows of each source that the model has seen after `step` steps: without gaps."""
-        seen = self.consumed(step, gaps)
+        windows = self.consumed(step, gaps)
         passed = 0
         for gap in sorted((gap for gap in gaps if gap.step <= step), key=lambda gap: gap.step):
             begin = gap.step * self.config.batch_windows + passed
@@ -229,8 +233,8 @@ class Loader:
             before = self.mixture.counts(begin)
             after = self.mixture.counts(begin + gap.windows)
             for number, name in enumerate(self.mixture.names):
-                seen[name] -= after[number] - before[number]
-        return seen
+                windows[name] -= after[number] - before[number]
+        return windows
 
     def shares(self, step: int, gaps: Sequence[Gap]) -> dict[str, dict[str, float]]:
         """Return of each source the tokens that the model has seen, their share of all, and the epochs."""
@@ -238,11 +242,11 @@ class Loader:
         total = max(1, sum(windows.values()))
         shares = {}
         for order in self.mixture.orders:
-            seen = windows[order.name]
+            trained = windows[order.name]
             shares[order.name] = {
-                "tokens": seen * self.config.seq_len,
-                "share": seen / total,
-                "epochs": seen / order.sealed if order.ended else 0.0,
+                "tokens": trained * self.config.seq_len,
+                "share": trained / total,
+                "epochs": trained / order.sealed if order.ended else 0.0,
             }
         return shares
 
@@ -254,9 +258,9 @@ class Loader:
             are, since an epoch has ended; `hashed`, True if the manifest has a hash.
         """
         opened = {}
-        taken = self.consumed(step, gaps)
+        consumed = self.consumed(step, gaps)
         for shards, order in self.pairs():
-            count = taken[order.name]
+            count = consumed[order.name]
             has_gone_round = order.ended and count >= order.sealed
             number = 0
             if has_gone_round:

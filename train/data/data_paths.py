@@ -16,6 +16,7 @@ from record import number_formats
 from record.regular_file import open_regular
 from settings import ROOT
 from settings.config import Config
+from settings.json_file import read_whole
 from settings.resolve import is_of_preset, show_path
 from settings.resume import read_run_config
 from train.data.sources.given import given_source
@@ -56,8 +57,8 @@ def tokenizer_path(c: Config) -> Path:
     """Where the run's tokenizer is, or will be. Raises CorpusError where it is trained on what was not pinned yet."""
     if c.tokenizer != "train" and (path := ROOT / c.tokenizer).suffix == ".json":
         if not path.exists() and c.init_from and path.parent == ROOT / c.init_from:
-            kept = ROOT / c.run_folder / "tokenizer.json"
-            return kept if kept.is_file() else path  # a run that has begun needs no folder
+            of_run = ROOT / c.run_folder / "tokenizer.json"
+            return of_run if of_run.is_file() else path  # a run that has begun needs no folder
         return path
     name = c.tokenizer.replace("/", "--")
     if c.tokenizer == "train":
@@ -80,7 +81,7 @@ def fit_vocabulary(c: Config) -> Config:
         return c
     try:
         with open_regular(tokenizer_path(c)) as file:
-            size = len(json.load(file)["model"]["vocab"])
+            size = len(json.loads(read_whole(file))["model"]["vocab"])
     except (CorpusError, OSError, ValueError, LookupError, TypeError):  # none yet, or damaged
         return c
     return c.replace(vocab_size=min(size, c.vocab_size))

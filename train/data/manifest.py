@@ -14,6 +14,7 @@ from typing import Any
 
 from record.regular_file import is_file_name, open_inside
 from settings import ExpectedError
+from settings.json_file import read_whole
 
 FILE = "manifest.json"
 SCHEMA = 3
@@ -23,6 +24,10 @@ SPLITS = ("train", "validation")
 
 class DataError(ExpectedError):
     """Data that cannot be trained on; the message names the file, what is wrong and the remedy."""
+
+
+def name_shard(split: str, number: int) -> str:
+    return f"{split}_{number:05d}.bin"
 
 
 def require_counts(*numbers: Any) -> None:
@@ -118,6 +123,10 @@ class Manifest:
         if len(set(names)) < len(names):
             raise ValueError("it names a shard twice")
 
+    def origin(self) -> str:
+        """Return all that decides which tokens come in which order: source, revision, tokenizer, size of a shard."""
+        return f"{self.source} {self.key} {self.tokenizer_sha256} {self.shard_tokens}"
+
     def text(self) -> bytes:
         """Return the content of manifest.json."""
         self.documents = sum(seal.documents for seal in self.seals)
@@ -143,7 +152,7 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / FILE
     try:
         with open_inside(folder, FILE) as file:
-            content = file.read()
+            content = read_whole(file)
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -169,11 +178,28 @@ def parse_manifest(path: Path, content: bytes) -> Manifest:
                 f"{make_anew(path.parent)}"
             )
         facts["seals"] = [Seal.of(entry) for entry in facts["seals"]]
+        if facts["documents"] != sum(seal.documents for seal in facts["seals"]):
+            raise ValueError("its documents are not those of its shards")
+        check_order(facts["seals"])
         return Manifest(**{field.name: facts[field.name] for field in dataclasses.fields(Manifest)})
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(
             f"{path}: not a manifest of token shards ({error!r}); {make_anew(path.parent)}"
         ) from None
+
+
+def check_order(seals: Sequence[Seal]) -> None:
+    """Check that shards have their numbers, and that none was removed between two. Raises ValueError.
+
+    Before manifests had a hash, nothing else told of it.
+    """
+    for split in SPLITS:
+        shards = [info for info in (getattr(seal, split) for seal in seals) if info]
+        if [info.file for info in shards] != [name_shard(split, n) for n in range(len(shards))]:
+            raise ValueError(f"its {split} shards are not in order, or one is missing")
+    begins = [seal.begins for seal in seals]
+    if begins != sorted(set(begins)):
+        raise ValueError("its shards do not follow each other in the source")
 
 
 def hash_content(content: dict[str, Any]) -> str:

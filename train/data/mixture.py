@@ -86,9 +86,9 @@ def with_gap(
     since: it goes back, and passes over all samples from that step on, those of earlier gaps included.
     """
     begin = step if since is None else since
-    kept = [gap for gap in gaps if gap.step < begin]
+    earlier = [gap for gap in gaps if gap.step < begin]
     inside = sum(gap.windows for gap in gaps if gap.step >= begin)
-    return (*kept, Gap(begin, inside + windows))
+    return (*earlier, Gap(begin, inside + windows))
 
 
 def sample_range(
@@ -296,12 +296,16 @@ class Mixture:
     def locate(self, samples: np.ndarray) -> Located:
         """Where each sample of the run lies. samples (k,) int64."""
         source, count = self.interleave(samples)
-        found = Located(source, np.empty_like(source), np.empty_like(source), np.empty_like(source))
+        located = Located(
+            source, np.empty_like(source), np.empty_like(source), np.empty_like(source)
+        )
         for s, order in enumerate(self.orders):
             mine = source == s
             if mine.any():
-                found.epoch[mine], found.shard[mine], found.window[mine] = order.locate(count[mine])
-        return found
+                located.epoch[mine], located.shard[mine], located.window[mine] = order.locate(
+                    count[mine]
+                )
+        return located
 
     def interleave(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(source, how many samples of that source came before, ever) of each sample."""

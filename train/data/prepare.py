@@ -16,6 +16,7 @@ import dataclasses
 import functools
 import gzip
 import hashlib
+import itertools
 import logging
 import lzma
 import math
@@ -27,6 +28,7 @@ from pathlib import Path
 from record import number_formats
 from record.durable import make_printable, write_whole
 from record.locks import take_lock
+from record.regular_file import only_regular
 from settings import SettingsError, explain_error, load_config
 from settings.config import Config
 from settings.resolve import repeat_typed, take_words
@@ -54,6 +56,7 @@ from train.data.sources.rows import Document, documents
 from train.data.sources.source import CorpusError
 from train.data.tokenizer import TokenizerError, Vocabulary, from_hub, load, too_few_words
 from train.data.tokenizer import train as train_tokenizer
+from train.distributed.pod import exit_code_of
 
 log = logging.getLogger(__name__)
 
@@ -182,19 +185,48 @@ def is_finished(c: Config, name: str, v: Vocabulary) -> bool:
 
 def hash_origin(sources: Mapping[str, ShardSet]) -> str:
     """Hash where the text comes from: the end of a run's data fingerprint is the beginning of this."""
-    keys = [(name, shards.key) for name, shards in sources.items()]
+    return hash_keys([(name, shards.key) for name, shards in sources.items()])
+
+
+def hash_keys(keys: list[tuple[str, str]]) -> str:
     return hashlib.sha256(repr(keys).encode()).hexdigest()
 
 
-def open_sources(c: Config, v: Vocabulary, partial: bool = False) -> dict[str, ShardSet]:
+def find_folders(c: Config, v: Vocabulary, origin: str) -> dict[str, Path]:
+    """Find the shards that a run was trained with, of which something else may be pinned since.
+
+    Args:
+        origin: the end of the run's data fingerprint.
+
+    Returns:
+        Folder by source; {} if they are not all there.
+    """
+    choices = []
+    for name in c.mixture:
+        prepared = []
+        for path in sorted((data_dir(c) / name).glob(f"*/{v.sha256[:12]}/manifest.json")):
+            with contextlib.suppress(OSError, DataError):  # of another one
+                prepared.append((path.parent, read_manifest(path.parent).origin()))
+        choices.append(prepared)
+    for chosen in itertools.product(*choices):
+        keys = [(name, key) for name, (_, key) in zip(c.mixture, chosen, strict=True)]
+        if hash_keys(keys).startswith(origin):
+            return {name: folder for name, (folder, _) in zip(c.mixture, chosen, strict=True)}
+    return {}
+
+
+def open_sources(
+    c: Config, v: Vocabulary, partial: bool = False, folders: Mapping[str, Path] | None = None
+) -> dict[str, ShardSet]:
     """Open the prepared shards of each source, checked against the tokenizer and VOCAB_SIZE. Raises DataError.
 
-    partial: take what there is of a source that is being streamed; its manifest must be there.
+    partial: a source may still be streamed, if its manifest is there. folders: where the shards of a source are,
+    if they are not those of its pin.
     """
     check_tokenizer(c, v)
     opened = {}
     for name in c.mixture:
-        folder = source_folder(c, name, v)
+        folder = (folders or {}).get(name) or source_folder(c, name, v)
         shards = ShardSet(folder, partial)
         shards.check_vocabulary(v.sha256, c.vocab_size)
         tokens = shards.total("train", "tokens")
@@ -249,21 +281,21 @@ def planned_epochs(c: Config, shards: ShardSet, name: str) -> float:
     return wanted_tokens(c, name) / max(1, windows * c.seq_len)
 
 
-def refuse_repetition(c: Config, sources: dict[str, ShardSet], begun: bool = False) -> None:
+def refuse_repetition(c: Config, sources: dict[str, ShardSet], is_resumed: bool = False) -> None:
     """Warn where text is repeated often. Raises DataError where it is so beyond its max_epochs.
 
-    begun: the run has begun already: how large a source is that is streamed shows late.
+    is_resumed: the run has begun already: how large a source is that is streamed shows late.
     """
     problems = []
     for name, shards in sources.items():
         if not shards.ended:
             continue
         tokens = sum(shards.windows("train", c.seq_len)) * c.seq_len
-        found = find_repetition(c, name, tokens)
-        if found and found.remedy and not begun:
-            problems.append(f"{found.text}. {found.remedy}")
-        elif found:
-            log.warning("warning: %s%s", found.text, found.meaning)
+        repetition = find_repetition(c, name, tokens)
+        if repetition and repetition.remedy and not is_resumed:
+            problems.append(f"{repetition.text}. {repetition.remedy}")
+        elif repetition:
+            log.warning("warning: %s%s", repetition.text, repetition.meaning)
     if problems:
         raise DataError("\n".join(problems))
 
@@ -289,7 +321,7 @@ def make_source(c: Config, name: str, v: Vocabulary) -> None:
     with contextlib.closing(writer.files):
         if writer.pinned.source.compressors and not writer.manifest.compressed_bpb:
             writer.manifest.compressed_bpb = compressed_bpb(writer)  # written with the end
-        for seal in writer.absent():
+        for seal in writer.incomplete():
             shards = " and ".join(info.file for info in seal.infos())
             log.info("source %s: making %s again, of which not all is there", name, shards)
             writer.remake(seal)
@@ -338,7 +370,7 @@ def compressed_bpb(writer: ShardWriter) -> dict[str, float]:
 def one_at_a_time(folder: Path, patience_s: float = math.inf) -> Iterator[None]:
     """Hold a folder of DATA_DIR against another process that prepares there. Raises DataError if that takes too long."""
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "w") as lock:
+    with open(folder / ".lock", "w", opener=only_regular) as lock:
         if not take_lock(lock, patience_s=0):
             log.info("another process prepares data in %s; waiting for it", folder)
             if not take_lock(lock, patience_s):
@@ -404,7 +436,7 @@ def verify(c: Config) -> None:
     problems: list[str] = []
     v = vocabulary(c)
     for name in c.mixture:
-        found = len(problems)
+        count_before = len(problems)
         try:
             shards = ShardSet(source_folder(c, name, v), check=False)
         except DataError as error:
@@ -413,11 +445,11 @@ def verify(c: Config) -> None:
         infos = shards.manifest.infos()
         for info in infos:
             try:
-                shards.check_file(info)
+                shards.check_file(info, shards.manifest)
                 shards.verify(info)
             except DataError as error:
                 problems.append(str(error))
-        if len(problems) == found:
+        if len(problems) == count_before:
             log.info("data: %s: %d shards, all hashes match", name, len(infos))
     if problems:
         raise DataError("\n".join(problems))
@@ -442,12 +474,9 @@ def exit_code(action: Callable[[], None]) -> int:
     """Do something with data; what is wrong is said, and is the exit code of the process."""
     try:
         action()
-    except SettingsError as error:
+    except (SettingsError, CorpusError, TokenizerError, DataError) as error:
         log.error("%s", explain_error(error))
-        return error.exit_code
-    except (CorpusError, TokenizerError, DataError) as error:
-        log.error("%s", error)
-        return 78
+        return exit_code_of(error, error.exit_code)
     return 0
 
 

@@ -21,14 +21,16 @@ import numpy as np
 from record.durable import write_whole
 from train.data.manifest import (
     SPLITS,
+    UNPROTECTED,
     DataError,
     Manifest,
     Seal,
     ShardInfo,
     make_anew,
+    name_shard,
     read_manifest,
 )
-from train.data.shards import DTYPES, token_bytes, write_shard
+from train.data.shards import DTYPES, ShardSet, token_bytes, write_shard
 from train.data.sources.fetch import Files
 from train.data.sources.pin import Pinned
 from train.data.sources.rows import Cursor, Document, Dropped, documents
@@ -121,14 +123,16 @@ class ShardWriter:
         folder.mkdir(parents=True, exist_ok=True)
         if self.path.is_file():
             self.manifest = read_manifest(folder)
+            if self.manifest.schema == UNPROTECTED:
+                ShardSet(folder, partial=True)  # refuses an edited one, before it gets a hash
         self.remove_unsealed()
 
     def remove_unsealed(self) -> None:
         """Remove the files of what is not sealed: an earlier process was killed."""
-        kept = {info.file for info in self.manifest.infos()}
+        sealed = {info.file for info in self.manifest.infos()}
         for pattern in ("*.bin*", f"{self.path.name}.tmp*"):
             for path in self.folder.glob(pattern):
-                if path.name not in kept:
+                if path.name not in sealed:
                     path.unlink()
 
     # ---- Making
@@ -218,7 +222,7 @@ class ShardWriter:
         infos = {}
         for split in SPLITS:
             number = sum(getattr(seal, split) is not None for seal in manifest.seals)
-            infos[split] = self.write(split, f"{split}_{number:05d}.bin")
+            infos[split] = self.write(split, name_shard(split, number))
         file, row = manifest.next
         seal = Seal(
             begins=(file, row),
@@ -283,7 +287,7 @@ class ShardWriter:
 
     # ---- Making again
 
-    def absent(self) -> list[Seal]:
+    def incomplete(self) -> list[Seal]:
         """Return the seals of which a shard is not there."""
         missing = []
         for seal in self.manifest.seals:

@@ -27,7 +27,16 @@ from record.durable import open_whole
 from record.regular_file import open_descriptor, open_inside
 from settings.resolve import repeat_typed
 from train.data.data_paths import token_bytes
-from train.data.manifest import SPLITS, DataError, Manifest, ShardInfo, make_anew, read_manifest
+from train.data.manifest import (
+    FILE,
+    SPLITS,
+    UNPROTECTED,
+    DataError,
+    Manifest,
+    ShardInfo,
+    make_anew,
+    read_manifest,
+)
 
 MAGIC = b"PTTOKENS"
 # magic, format, bytes per token, tokens, documents, SHA-256 of the tokenizer, source
@@ -103,6 +112,21 @@ def unreadable(path: Path, error: OSError) -> DataError:
     return DataError(f"{path}: cannot be read ({error.strerror}); make it again with: make data")
 
 
+def is_header_of(head: bytes, info: ShardInfo, manifest: Manifest) -> bool:
+    """Return whether these first bytes of a shard say the same as its manifest."""
+    _, _, width, tokens, documents, tokenizer, source = HEADER.unpack_from(head)
+    return (
+        (tokens, documents, tokenizer.hex())
+        == (info.tokens, info.documents, manifest.tokenizer_sha256)
+        and info.bytes == HEADER_BYTES + width * tokens
+        and source.rstrip(b"\0") == manifest.source.encode()[:64]
+    )
+
+
+def wrong_size(path: Path, size: int, info: ShardInfo) -> DataError:
+    return DataError(f"{path}: {size} bytes, but the manifest says {info.bytes}; {remake(path)}")
+
+
 class OpenShard:
     """A training or validation shard that is open. It is hashed by a thread before the first read.
 
@@ -120,8 +144,11 @@ class OpenShard:
         try:
             self.file = open_descriptor(path, follow=False)
         except OSError as error:
-            raise unreadable(path, error) from None
+            raise unreadable(path, error) from error
         self.stamp = stamp_of(os.fstat(self.file))
+        _, size, _ = self.stamp
+        if size != info.bytes:
+            raise wrong_size(path, size, info)
         self.hash = pool.submit(hash_file, self.file)
 
     def close(self) -> None:
@@ -143,7 +170,7 @@ class OpenShard:
             # Last, so that what was read is what was hashed.
             has_changed = stamp_of(os.fstat(self.file)) != self.stamp
         except OSError as error:
-            raise unreadable(self.path, error) from None
+            raise unreadable(self.path, error) from error
         problem = ""
         if has_changed:
             problem = "was overwritten or truncated while it was read"
@@ -211,7 +238,9 @@ class ShardSet:
         if self.check:
             for seal in seals[known:]:
                 for info in seal.infos():
-                    self.check_file(info, may_be_absent=self.partial and info is seal.train)
+                    self.check_file(
+                        info, manifest, may_be_absent=self.partial and info is seal.train
+                    )
         has_grown = len(seals) > known or manifest.end != self.manifest.end
         self.shards = {
             "train": manifest.train(),
@@ -228,29 +257,35 @@ class ShardSet:
 
     @property
     def key(self) -> str:
-        """All that decides which tokens come in which order: source, revision, tokenizer, size of a shard."""
-        facts = self.manifest
-        return f"{facts.source} {facts.key} {facts.tokenizer_sha256} {facts.shard_tokens}"
+        """Manifest.origin of what was read last."""
+        return self.manifest.origin()
 
-    def check_file(self, info: ShardInfo, may_be_absent: bool = False) -> None:
-        """Check the size and the first bytes, which tell what a wrong file is. Raises DataError."""
+    def check_file(self, info: ShardInfo, manifest: Manifest, may_be_absent: bool = False) -> None:
+        """Check the size and the first bytes, which tell what a wrong file is. Raises DataError.
+
+        A manifest without a hash may have been edited: it must say what the header of each shard says.
+        """
         path = self.folder / info.file
         try:
             with open_inside(self.folder, info.file) as file:
-                head = file.read(20)
+                head = file.read(HEADER_BYTES)
                 size = os.fstat(file.fileno()).st_size
         except OSError as error:
             if may_be_absent and isinstance(error, FileNotFoundError):
                 return
-            raise unreadable(path, error) from None
+            raise unreadable(path, error) from error
         problem = ""
         if head[:8] != MAGIC:
             page = "; it looks like an error page" if head.lstrip()[:1] == b"<" else ""
-            problem = f"not a token shard ({size} bytes, starts with {head!r}{page})"
-        elif size != info.bytes:
-            problem = f"{size} bytes, but the manifest says {info.bytes}"
-        if problem:
+            problem = f"not a token shard ({size} bytes, starts with {head[:20]!r}{page})"
             raise DataError(f"{path}: {problem}; {remake(path)}")
+        if size != info.bytes:
+            raise wrong_size(path, size, info)
+        if manifest.schema == UNPROTECTED and not is_header_of(head, info, manifest):
+            raise DataError(
+                f"{self.folder / FILE}: says of {info.file} what its header does not say, so that it was "
+                f"edited or is damaged; {make_anew(self.folder)}"
+            )
 
     def check_vocabulary(self, tokenizer_sha256: str, vocab_size: int) -> None:
         """Raise DataError unless the shards are of this tokenizer and every id has a row in the embedding."""

@@ -40,6 +40,7 @@ from record.durable import write_whole
 from record.regular_file import open_regular
 from settings import ExpectedError
 from settings.config import SETTINGS
+from settings.json_file import read_whole
 from train.data.sources.hub import ask
 from train.data.sources.source import CorpusError
 
@@ -183,7 +184,7 @@ def load(path: Path) -> Vocabulary:
     """The tokenizer in a tokenizer.json. Raises TokenizerError if it is not one, or will not do."""
     try:
         with open_regular(path) as file:
-            content = file.read()
+            content = read_whole(file)
     except OSError as error:
         raise TokenizerError(
             f"{path}: cannot be read ({error.strerror}); TOKENIZER must be the path of a "
@@ -219,7 +220,13 @@ def from_tokenizer(tokenizer: Tokenizer, sha256: str, where: str) -> Vocabulary:
         made.no_padding()
     entries = tokenizer.get_vocab(with_added_tokens=True)
     vocabulary = Vocabulary(tokenizer, inner, sha256, entries[separator], max(entries.values()) + 1)
-    if lost := what_it_loses(vocabulary, entries):
+    try:
+        lost = what_it_loses(vocabulary, entries)
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # of Rust, and of no module
+            raise
+        lost = f"the library fails at it: {error}"
+    if lost:
         raise TokenizerError(
             f"{where}: a {type(tokenizer.model).__name__} tokenizer that loses text ({lost}), so that "
             "bytes cannot be counted; take a byte-level BPE, or a SentencePiece one with byte "
@@ -267,11 +274,11 @@ def is_byte_level(tokenizer: Tokenizer) -> bool:
 def without_prefix(tokenizer: Tokenizer) -> Tokenizer:
     """The same without the blank that some put before every text; the tokenizer itself where it puts none."""
     parts = {name: part_of(tokenizer, name) for name in ("normalizer", "pre_tokenizer")}
-    bare = {name: part and part_without_prefix(part) for name, part in parts.items()}
+    unprefixed = {name: part and part_without_prefix(part) for name, part in parts.items()}
     return (
         tokenizer
-        if bare == parts
-        else Tokenizer.from_str(json.dumps(json.loads(tokenizer.to_str()) | bare))
+        if unprefixed == parts
+        else Tokenizer.from_str(json.dumps(json.loads(tokenizer.to_str()) | unprefixed))
     )
 
 

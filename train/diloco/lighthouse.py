@@ -13,6 +13,7 @@ encrypted, and torchft's port asks nobody who he is: both belong into a private 
 import contextlib
 import logging
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -26,6 +27,7 @@ from record.wait import wait
 from settings import ROOT, SettingsError, explain_error, load_config
 from settings.addresses import is_loopback, join_address, split_address
 from settings.config import Config
+from settings.json_file import read_small
 from settings.resolve import take_words
 from settings.terminal import complain
 from train import timeouts
@@ -88,6 +90,13 @@ def serve(config: Config) -> tuple[Any, Any]:
             quorum_tick_ms=TICK_MS,
             heartbeat_timeout_ms=DEAD_MS,
         )
+    except socket.gaierror as error:
+        raise SettingsError(
+            [
+                f"LIGHTHOUSE={where}: This name has no address ({error.strerror}). Set an address of this "
+                f"machine, for example LIGHTHOUSE=10.0.0.5:{port}."
+            ]
+        ) from None
     except Exception as error:
         raise SettingsError(
             [
@@ -143,7 +152,7 @@ def is_over(run: RunPaths, sites: int, since_ns: int) -> bool:
         try:
             if word.stat().st_mtime_ns <= since_ns:
                 continue
-            code = int(word.read_text())
+            code = int(read_small(word))
         except (OSError, ValueError):
             continue
         if code in (BAD_SETTING, BAD_DATA):

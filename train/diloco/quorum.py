@@ -88,12 +88,12 @@ class Quorums(Manager):
             is_over = future.done()
             has_failed = is_over and future.exception() is not None
             votes = torch.tensor([float(is_over), float(has_failed), float(self.stop_requested())])
-            over, failed, told = sum_over_ranks(votes, self.group).tolist()
+            over, failed, is_stopped = sum_over_ranks(votes, self.group).tolist()
             if over == self._group_world_size:
                 self.agreed_on = future
                 if failed and not has_failed:
                     raise ConnectionError("another process of this site got none")
-            elif told:
+            elif is_stopped:
                 # The others would else begin with this site, which is about to go.
                 self.shutdown(wait=False)
                 self.is_given_up = True

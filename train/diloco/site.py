@@ -26,8 +26,8 @@ from train.checkpoint.checkpoint import make_moments, tensor_states
 from train.diloco.allreduce import StripedGloo
 from train.diloco.outer_step import OuterOptimizer
 from train.diloco.quorum import Quorums
-from train.diloco.roll_call import describe_apart
 from train.diloco.site_registry import SYNC_STREAMS, own_address
+from train.diloco.site_rendezvous import describe_apart
 from train.diloco.weight_server import WeightServer
 from train.distributed.parallel import local
 from train.distributed.run_secret import find_secret

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from settings.checks import count_shard_ranks
 from settings.config import Config
+from train.distributed.fsdp_waits import Waits
 from train.distributed.world import World
 
 # Buffers are not sent at each step: the only one is the table of rotary angles. torch 2.13 renamed the flag.
@@ -63,9 +64,13 @@ class Sharding:
         policy = MixedPrecisionPolicy(
             param_dtype=getattr(torch, self.c.dtype), reduce_dtype=torch.float32
         )
+        waits = Waits(self.world.device, self.ranks)
         for module in (*model.layers, model):
             fully_shard(module, mesh=mesh, mp_policy=policy)
+            waits.watch(module)
+        model.waits = waits
         model.sync_each_micro_batch = self.c.grad_sync == "micro-batch"
+        model.gathers_once = self.c.gathers_once
 
 
 def part_of(values: Tensor, weight: Any) -> Tensor:
@@ -151,16 +156,29 @@ def replicate(tensors: Sequence[Tensor]) -> None:
 def grad_sync(model: Any, enabled: bool) -> Iterator[None]:
     """Have backward passes inside average gradients over ranks if enabled, and only accumulate them if not.
 
-    The engine averages; train_step undoes that, so that the gradient is that of the summed loss. With
-    GRAD_SYNC=micro-batch FSDP2 reduces always, over the ranks of a copy, so that no rank holds a whole gradient.
+    The engine averages; train_step undoes that, so that the gradient is that of the summed loss.
+
+    With GRAD_SYNC=micro-batch FSDP2 reduces always, over the ranks of a copy, so that no process holds a whole gradient.
     """
     if is_fsdp(model):
-        model.set_requires_gradient_sync(enabled or model.sync_each_micro_batch)
+        at_each = enabled or model.sync_each_micro_batch
+        model.set_requires_gradient_sync(at_each)
         model.set_requires_all_reduce(enabled)
         model.set_is_last_backward(enabled)
+        model.set_reshard_after_backward(enabled or not model.gathers_once)
+        if model.gathers_once and not enabled:
+            set_reshard_after_forward(model, False)
     accumulates = isinstance(model, DistributedDataParallel) and not enabled
     with model.no_sync() if accumulates else contextlib.nullcontext():
         yield
+    if enabled and is_fsdp(model):  # an evaluation may follow
+        set_reshard_after_forward(model, True)
+
+
+def set_reshard_after_forward(model: Any, reshard: bool) -> None:
+    """Say whether FSDP2 forgets a block's gathered weights behind its forward pass."""
+    for block in model.layers:
+        block.set_reshard_after_forward(reshard)
 
 
 def clear_gradients(model: nn.Module) -> None:

@@ -107,8 +107,8 @@ class Members:
         """Return what GET /members brings: facts by name, with address and age in seconds."""
         described = {}
         for name, member in self.members.items():
-            seen = {"address": member.address, "age_s": now - member.heard_at}
-            described[str(name)] = member.facts | seen
+            presence = {"address": member.address, "age_s": now - member.heard_at}
+            described[str(name)] = member.facts | presence
         return described
 
 

@@ -1,4 +1,4 @@
-"""The roll call before torchrun starts on several nodes: who is there, and whether all fit together.
+"""The rendezvous before torchrun starts on several nodes: who is there, and whether all fit together.
 
     meet            wait until all NODES have joined, and hear what all do next
     announce_end    tell the others that this node will not come back
@@ -31,6 +31,7 @@ from settings import ROOT
 from settings.addresses import join_address
 from settings.config import SETTINGS, Config
 from settings.declare import FREE
+from settings.tuning_rules import FITTED
 from train.children import say
 from train.distributed import run_secret
 from train.distributed.pod import in_pod
@@ -63,7 +64,7 @@ class CannotServe(Exception):
 # ---- Node 0 judges
 
 
-class RollCall(Members):
+class Rendezvous(Members):
     """The registry of nodes: it knows who is missing, and gives all the same verdict.
 
     Attributes:
@@ -154,8 +155,8 @@ class RollCall(Members):
 
     def describe_roll(self, present: dict[int, Member]) -> str:
         """'2 of 4 nodes have joined: 0 (a), 2 (c); missing: 1, 3; they are to reach a:29501'"""
-        here = ", ".join(f"{rank} ({member.facts['host']})" for rank, member in present.items())
-        roll = f"{len(present)} of {self.nodes} nodes have joined: {here}"
+        joined = ", ".join(f"{rank} ({member.facts['host']})" for rank, member in present.items())
+        roll = f"{len(present)} of {self.nodes} nodes have joined: {joined}"
         missing = self.list_missing(present)
         if missing:
             roll += f"; missing: {', '.join(map(str, missing))}; they are to reach {self.where}"
@@ -190,6 +191,11 @@ def serving(config: Config, members: Members) -> Iterator[None]:
         server = serve(
             members, config.master_host, port, functools.partial(run_secret.find_secret, config)
         )
+    except socket.gaierror as error:
+        raise CannotServe(
+            f"MASTER_ADDR={config.master_addr}: This name has no address ({error.strerror}). Set the "
+            "address of node 0, for example MASTER_ADDR=10.0.0.5."
+        ) from None
     except OSError as error:
         other = join_address(config.master_host, free_ports(2))
         raise CannotServe(
@@ -210,10 +216,10 @@ def registry_of(config: Config) -> Iterator[None]:
         yield
         return
     where = join_address(config.master_host, config.registry_port)
-    roll_call = RollCall(config.site_nodes, config.start_timeout_s, where)
-    with serving(config, roll_call):
+    rendezvous = Rendezvous(config.site_nodes, config.start_timeout_s, where)
+    with serving(config, rendezvous):
         yield
-        roll_call.linger()
+        rendezvous.linger()
 
 
 # ---- Each node calls
@@ -260,8 +266,8 @@ def call(
         else:
             missing = answer["missing"]
             if state:
-                here = facts["nodes"] - len(missing)
-                state.phase(f"{WAITING} {here}/{facts['nodes']}", missing=missing)
+                joined = facts["nodes"] - len(missing)
+                state.phase(f"{WAITING} {joined}/{facts['nodes']}", missing=missing)
             if answer["verdict"]:
                 return Verdict(*answer["verdict"])
             news = answer["roll"]
@@ -278,7 +284,7 @@ def call(
         if now > deadline:
             return Verdict(NODES_MISSING, f"node 0 was not reached in {timeout_s:.0f} s: {news}")
         if news != last_news or now - said_at > REMIND_S:
-            say(f"roll call: {news}")
+            say(f"rendezvous: {news}")
             said_at = now
         time.sleep(BEAT_S)
     end = facts | {"over": INTERRUPTED}
@@ -288,7 +294,7 @@ def call(
 
 
 def announce_end(config: Config, code: int, why: str) -> None:
-    """Tell the other nodes, which may be on their way to the roll call, that this one has ended."""
+    """Tell the other nodes, which may be on their way to the rendezvous, that this one has ended."""
     paths = RunPaths.of_node(config, ROOT)
     phase = str(status.read(paths.status).get("phase", ""))
     if config.rank_in_site == 0 and phase.startswith(WAITING):
@@ -316,22 +322,22 @@ def meet(config: Config, processes: int, is_stopped: Callable[[], bool]) -> Verd
     paths = RunPaths.of_node(config, ROOT)
     reason = find_end(config, paths)
     if reason:
-        say(f"roll call: {reason}")
+        say(f"rendezvous: {reason}")
         return Verdict(DONE, reason)
     state = None
     if config.rank_in_site == 0:
         secret = run_secret.describe_file(config, sys.stdout.isatty())
         if secret and not in_pod():
-            say(f"roll call: {secret}")
+            say(f"rendezvous: {secret}")
         state = status_of(config, paths)
     facts = facts_of(config, processes)
     verdict = call(client_of(config), facts, config.start_timeout_s, is_stopped, state)
     if verdict.code == DONE:
-        say("roll call: all nodes have joined")
+        say("rendezvous: all nodes have joined")
         return None
     if state:
         state.end(verdict.code)
-    say(f"roll call: {verdict.why}")
+    say(f"rendezvous: {verdict.why}")
     return verdict
 
 
@@ -352,7 +358,9 @@ def facts_of(config: Config, processes: int) -> Facts:
     """Say who this is, and what must be equal on all nodes: versions, code and settings."""
     settings: Facts = {"RUN_NAME": config.run_name, "NPROC": processes}
     for name, value in config.stored().items():
-        if SETTINGS[name].resume != FREE and name not in settings:
+        # The first node may have taken these from its run folder. The trainers agree on them.
+        is_fitted = config.model and name in FITTED
+        if SETTINGS[name].resume != FREE and name not in settings and not is_fitted:
             settings[name] = value
     commit = git("rev-parse", "--short=12", "HEAD")
     if commit and git("status", "--porcelain", "-uno"):

@@ -13,6 +13,7 @@ from pathlib import Path
 from settings import ROOT
 from settings.addresses import is_loopback, split_address
 from settings.config import Config
+from settings.json_file import read_small
 
 
 def path_of(config: Config) -> Path:
@@ -29,7 +30,7 @@ def find_secret(config: Config) -> str | None:
     if hosts and all(map(is_loopback, hosts)):
         return ""
     with contextlib.suppress(OSError):
-        name, _, value = path_of(config).read_text().strip().partition("=")
+        name, _, value = read_small(path_of(config)).decode().strip().partition("=")
         if name == "RUN_SECRET" and value:
             return value
     return None

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from settings.addresses import is_ip_address, is_loopback
+from train.distributed.pod import in_pod
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ def is_same(given: str | None, expected: str) -> bool:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Listen at an address of this machine. Raises OSError.
+    """Listen at an address of this machine. Raises OSError, and socket.gaierror for a name without an address.
 
     A name may mean another address here than elsewhere: for a name, and for an address that this
     machine does not have, as behind NAT, listen on all addresses.
@@ -66,6 +67,8 @@ def listen(host: str, port: int) -> socket.socket:
         except OSError as error:
             if error.errno != errno.EADDRNOTAVAIL:
                 raise
+    elif not in_pod():  # there a name may have its address only when all pods are there
+        socket.getaddrinfo(host, port)
     both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET
     return socket.create_server(("", port), family=family, dualstack_ipv6=both)

@@ -21,10 +21,12 @@ import torch
 import torch.distributed as dist
 
 from record.exit_codes import NODES_MISSING
+from record.machine_faults import classify
 from settings import ExpectedError, SettingsError
 from settings.checks import check_sharding, explain, find_batch_problem, find_site_problem
 from settings.config import Config
 from train.console import LOG_ONLY
+from train.distributed.pod import in_pod
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +35,12 @@ class PeersMissing(ExpectedError):
     """Not all processes of the run came together. The message says what to look at."""
 
     exit_code = NODES_MISSING
+
+
+class GpusMissing(SettingsError):
+    """Torch sees fewer GPUs than the settings ask for."""
+
+    machine_fault = "gpus"
 
 
 class PeersDiffer(ExpectedError):
@@ -203,10 +211,13 @@ def group_of(ranks: list[int], seconds: float) -> Any:
 
 
 def choose_device(c: Config, local_rank: int) -> torch.device:
-    """Return the device of a process. Raises SettingsError if DEVICE, NPROC or DTYPE needs what is not there."""
+    """Return the device of a process.
+
+    Raises GpusMissing if torch sees fewer GPUs than DEVICE and NPROC need, SettingsError if they lack DTYPE.
+    """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if c.device == "cuda" and gpus == 0:
-        raise SettingsError(
+        raise GpusMissing(
             [
                 f"DEVICE=cuda: torch {torch.__version__} sees no GPU here; check nvidia-smi and the torch "
                 "build (make setup), or choose DEVICE=cpu"
@@ -215,7 +226,7 @@ def choose_device(c: Config, local_rank: int) -> torch.device:
     if c.device == "cpu" or gpus == 0:
         return torch.device("cpu")
     if local_rank >= gpus:
-        raise SettingsError(
+        raise GpusMissing(
             [f"NPROC={local_rank + 1} or more: only {gpus} GPUs are visible; set NPROC={gpus}"]
         )
     if c.dtype == "bfloat16" and not torch.cuda.is_bf16_supported(including_emulation=False):
@@ -276,17 +287,6 @@ def launcher_pid() -> int:
     return read_number("LAUNCHER_PID", os.getpid())
 
 
-def parent_is_gone() -> bool:
-    """Return whether the parent process ended while this one was loading; False if the system does not say."""
-    parent = os.getppid()
-    if not under_torchrun():
-        return read_number("LAUNCHER_PID", parent) != parent
-    try:
-        return b"torch" not in Path(f"/proc/{parent}/cmdline").read_bytes()
-    except OSError:
-        return False
-
-
 def report_progress(world: World, step: int) -> None:
     """Tell the node's launcher of a checkpoint: it gives up after several failures without a new one."""
     if (path := os.environ.get("PROGRESS_FILE")) and world.local_rank == 0:
@@ -304,12 +304,18 @@ def raise_together(error: Exception | None, group: Any = None) -> None:
 
     All ranks call it, or all of a group. The raised error has the type and the attributes of that rank's, and its
     message names the rank unless that is the first. A process without others raises its own error as it is.
+
+    In a pod, what is a fault of one node's machine is none of the others': they only start again.
     """
     if not dist.is_initialized():
         if error:
             raise error
         return
-    mine = error and (type(error), str(error), vars(error))
+    mine = None
+    if error:
+        mine = (type(error), str(error), vars(error) | {"machine_fault": classify(error)})
+    local_size = read_number("LOCAL_WORLD_SIZE", dist.get_world_size())
+    own_node = dist.get_rank() // local_size
     ranks = dist.get_process_group_ranks(group)
     for rank, problem in zip(ranks, all_gather_object(mine, group), strict=True):
         if problem:
@@ -318,6 +324,9 @@ def raise_together(error: Exception | None, group: Any = None) -> None:
             shared = kind.__new__(kind)
             shared.args = (f"rank {rank}: {message}" if rank else message,)
             vars(shared).update(attributes)
+            if in_pod() and shared.machine_fault and rank // local_size != own_node:
+                shared.machine_fault = ""
+                shared.exit_code = NODES_MISSING
             raise shared from error
 
 
@@ -340,10 +349,10 @@ def who_sees(folder: Path, world: World) -> list[bool]:
         if world.is_first:
             folder.mkdir(parents=True, exist_ok=True)
             probe.touch()
-    seen = all_gather_object(probe.exists())
+    visible = all_gather_object(probe.exists())
     if world.is_first:
         probe.unlink(missing_ok=True)
-    return seen
+    return visible
 
 
 def sum_over_ranks(values: torch.Tensor, group: Any = None) -> torch.Tensor:

@@ -9,8 +9,14 @@ their window, and checks norms again once it has seen enough of them. Models tha
 there. The loss of a model that diverges exceeds its own bound, so this does not hide it.
 
 spread is the median distance from the median, scaled to be the standard deviation of a normal distribution;
-it is taken to be at least a part of the median, so that a quiet stretch does not make the guard nervous. The
-same numbers reach all ranks, so that all decide alike; the window is in the checkpoint, so that a resumed run
+it is taken to be at least a part of the median, so that a quiet stretch does not make the guard nervous.
+
+Fine-tuning sees the same few samples again and again. Their losses fall to almost nothing, one after the other,
+and one that is not learned yet then looks like a spike, with a norm to match. So there a step is refused for its
+loss alone, while GRAD_CLIP limits what its norm does, and the bound never falls below the first one, that of the
+model before it knew any of them.
+
+The same numbers reach all ranks, so that all decide alike; the window is in the checkpoint, so that a resumed run
 decides as one that was never stopped. Standard library only.
 """
 
@@ -63,6 +69,7 @@ class Guard:
     """Judges each step. What it remembers is `state`."""
 
     sigmas: float
+    repeats: bool = False  # whether samples come again and again, as in fine-tuning
     loss: deque[float] = dataclasses.field(default_factory=new_window)
     grad_norm: deque[float] = dataclasses.field(default_factory=new_window)
     skips: int = 0  # in a row
@@ -70,6 +77,7 @@ class Guard:
     rollbacks: int = 0  # since the run last got well beyond where it went back from
     release_step: int = 0  # from which on rollbacks are counted anew
     rollback_step: int = 0  # that the last of them went back to
+    least_bound: float = 0.0  # of losses, where samples repeat
     cooldown: int = 0  # so many next steps are skipped only if not finite, and not remembered
 
     def check_step(self, loss: float, grad_norm: float) -> str | None:
@@ -80,7 +88,7 @@ class Guard:
             return None
         if loss > self.bound("loss"):
             return "loss"
-        if grad_norm > self.bound("grad_norm"):
+        if not self.repeats and grad_norm > self.bound("grad_norm"):
             return "grad_norm"
         return None
 
@@ -92,9 +100,11 @@ class Guard:
         middle = median(window)
         spread = NORMAL * median(abs(value - middle) for value in window)
         least = LEAST_SPREAD[name] * abs(middle)
+        least_bound = -math.inf
         if name == "loss":
             least = max(least, LEAST_NATS)
-        return middle + self.sigmas * max(spread, least)
+            least_bound = self.least_bound
+        return max(least_bound, middle + self.sigmas * max(spread, least))
 
     def explain(self, refused: str | None) -> str:
         """Say why a step was refused."""
@@ -109,6 +119,8 @@ class Guard:
         else:
             self.loss.append(loss)
             self.grad_norm.append(grad_norm)
+        if self.repeats and not self.least_bound and len(self.loss) >= ARMED_FROM:
+            self.least_bound = self.bound("loss")
         self.skips = 0
         self.norm_skips = 0
         if step > self.release_step:
@@ -146,7 +158,9 @@ class Guard:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
-        state = {"loss": list(self.loss), "grad_norm": list(self.grad_norm)}
+        state: dict[str, Any] = {"loss": list(self.loss), "grad_norm": list(self.grad_norm)}
+        if self.repeats:
+            state["least_bound"] = self.least_bound
         return state | {stored: getattr(self, name) for name, stored in STORED_NAMES.items()}
 
     def load(self, state: dict[str, Any], history: bool = True) -> None:
@@ -155,5 +169,6 @@ class Guard:
         self.grad_norm = new_window(state["grad_norm"])
         if not history:
             return
+        self.least_bound = state.get("least_bound", 0.0)
         for name, stored in STORED_NAMES.items():
             setattr(self, name, state.get(stored, 0))  # commit 9fc3810 stored no norm_skips

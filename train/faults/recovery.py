@@ -94,7 +94,7 @@ class Recovery:
 
     def load_good_checkpoint(self, job: "Job", what: str, advice: str) -> None:
         guard, root = self.guard, job.paths.checkpoints
-        began, here = time.perf_counter(), job.step
+        began, step_before = time.perf_counter(), job.step
         job.saver.wait()
         # A checkpoint from which the run went astray once may be the cause itself.
         before = guard.rollback_step if guard.rollbacks else math.inf
@@ -106,23 +106,23 @@ class Recovery:
         job.identity.check(folder, manifest)
         load_checkpoint(job, folder, manifest)
         guard.load(manifest["guard"], history=False)
-        guard.went_back(here, job.step)
-        since = max(job.step, here - LOOK_BACK)
-        self.skip_samples(job, here, since, began)
+        guard.went_back(step_before, job.step)
+        since = max(job.step, step_before - LOOK_BACK)
+        self.skip_samples(job, step_before, since, began)
         job.recorder.say(
             f"{what}: went back to {folder.name} (rollback {guard.rollbacks} of {MAX_ROLLBACKS}); "
             f"{self.gaps[-1].windows} samples from step {since} on are passed over"
         )
 
     def skip_samples(
-        self, job: "Job", here: int, since: int, began: float, **values: float
+        self, job: "Job", step_before: int, since: int, began: float, **values: float
     ) -> None:
-        """The run has gone back from step `here` to job.step: skip the samples from step `since` on.
+        """The run has gone back from step `step_before` to job.step: skip the samples from step `since` on.
 
         began: time.perf_counter() when it began to go back. values: for the record.
         """
-        windows = (here - since) * job.config.batch_windows
-        self.gaps = with_gap(self.gaps, here, windows, since)
+        windows = (step_before - since) * job.config.batch_windows
+        self.gaps = with_gap(self.gaps, step_before, windows, since)
         end = sample_range(since, job.config.batch_windows, gaps=self.gaps).start
         skipped = range(end - self.gaps[-1].windows, end)
         job.requests.add("save")  # a kill would find the old gaps only
@@ -136,7 +136,7 @@ class Recovery:
             texts=texts_of(job, skipped),
             seconds=time.perf_counter() - began,
             **values,
-            **{"from": here},
+            **{"from": step_before},
         )
 
 

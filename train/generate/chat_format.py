@@ -4,27 +4,17 @@
     chatml   <|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n...
 
 Every tokenizer that is trained here reserves the tokens of `own` (tokenizer.py). Qwen and many others
-have those of ChatML. The first format whose tokens a tokenizer has is used. The text of a message
-never becomes a special token, whatever it spells.
+have those of ChatML. The first format whose tokens a tokenizer has is used.
 
-`Format.template` is the same as a Jinja template, for tokenizer_config.json, and gives the same ids.
-In it, text that spells a special token becomes one: the libraries that read it do so.
+`Format.template` says it as a Jinja template, for tokenizer_config.json. Text that spells a special
+token becomes one: the libraries that read the template do so.
 """
 
 import dataclasses
-from collections.abc import Sequence
-from typing import NamedTuple
 
 from train.data.tokenizer import END_OF_TEXT, TokenizerError, Vocabulary
 
 ROLES = ("system", "user", "assistant")
-
-
-class Message(NamedTuple):
-    """role: of ROLES."""
-
-    role: str
-    text: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,45 +69,12 @@ def format_of(vocabulary: Vocabulary) -> Format:
     special = {token.content for token in added.values() if token.special}
     missing = []
     for made in (OWN, CHATML):
-        lacking = [token for token in made.tokens if token not in special]
-        if not lacking:
+        unknown = [token for token in made.tokens if token not in special]
+        if not unknown:
             return made
-        missing.append(" ".join(lacking))
+        missing.append(" ".join(unknown))
     raise TokenizerError(
         "the tokenizer has no special tokens for conversations: it lacks "
         f"{'; or for ChatML '.join(missing)}. Only a model that was fine-tuned with such tokens can "
         "chat. `make sample` continues a text with any model."
     )
-
-
-def special_tokens(vocabulary: Vocabulary) -> dict[str, int]:
-    """Return the id of each token that the tokenizer's format needs; {} if it has no format."""
-    try:
-        tokens = format_of(vocabulary).tokens
-    except TokenizerError:
-        return {}
-    added = vocabulary.tokenizer.get_added_tokens_decoder()
-    ids = {token.content: number for number, token in added.items()}
-    return {token: ids[token] for token in tokens}
-
-
-def render(vocabulary: Vocabulary, messages: Sequence[Message], reply: bool = True) -> list[int]:
-    """Return the token ids of a conversation. Raises TokenizerError, or ValueError for a wrong role.
-
-    Args:
-        reply: continue to where the assistant's next message begins.
-    """
-    made = format_of(vocabulary)
-    special = special_tokens(vocabulary)
-    ids = [special[made.begin]] if made.begin else []
-    for role, text in messages:
-        if role not in ROLES:
-            raise ValueError(f"a message has the role {role}; there are {', '.join(ROLES)}")
-        ids.append(special[made.opening.format(role)])
-        ids += vocabulary.encode(made.heading.format(role) + text)
-        ids.append(special[made.end])
-        ids += vocabulary.encode(made.behind)
-    if reply:
-        ids.append(special[made.opening.format("assistant")])
-        ids += vocabulary.encode(made.heading.format("assistant"))
-    return ids

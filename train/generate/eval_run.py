@@ -68,14 +68,14 @@ def evaluate(config: Config, world: World) -> int:
     set_timeout(60 * config.eval_minutes * FULL_SET, [])
     core = None
     problems: list[str] = []
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     try:  # a damaged bundle shows before hours of measuring
         if config.core_bundle != NO_BUNDLE:
             core = open_core(trained.config, trained.vocabulary, world)
     except CoreError as error:
         problems.append(f"no CORE: {error}")
     try:
-        found |= tell_validation(validate(trained, world))
+        results |= describe_validation(validate(trained, world))
     except (DataError, CorpusError, ScoringFailed) as error:
         problem = f"no validation loss: {error}"
         if not trained.facts and not isinstance(error, ScoringFailed):
@@ -87,11 +87,11 @@ def evaluate(config: Config, world: World) -> int:
         problems.append(problem)
     try:
         if core:
-            found["core"] = measure(core, trained)
+            results["core"] = measure(core, trained)
     except ScoringFailed as error:
         problems.append(f"no CORE: {error}")
     if world.is_first:
-        write(config, trained, world, found, problems, time.perf_counter() - began)
+        write(config, trained, world, results, problems, time.perf_counter() - began)
     for problem in problems:
         log.error("%s", problem)
     broadcast_object(None)  # leave together
@@ -111,7 +111,10 @@ def validate(trained: Trained, world: World) -> Validation:
     config, vocabulary = trained.config, trained.vocabulary
     held_out = trained.facts.get("validation_shards")
     with raise_on_all_ranks(DataError, CorpusError):
-        sources = prepare.open_sources(config, vocabulary, partial=True)
+        folders = {}
+        if origin := find_origin(trained):
+            folders = prepare.find_folders(config, vocabulary, origin)
+        sources = prepare.open_sources(config, vocabulary, True, folders)
         refuse_other_shards(trained, sources)
         lengths = padded_lengths(vocabulary, config)
         evaluator = Evaluator(config, sources, lengths, world, vocabulary.end_of_text, held_out)
@@ -129,9 +132,15 @@ def validate(trained: Trained, world: World) -> Validation:
             log.info("evaluating: %d of %d batches", number, total)
 
     log.info("evaluating %d batches of held-out text", total)
-    found = evaluator(trained.model, full=True, progress=progress)
-    assert found  # only the end of the process interrupts it
-    return found
+    result = evaluator(trained.model, full=True, progress=progress)
+    assert result  # only the end of the process interrupts it
+    return result
+
+
+def find_origin(trained: Trained) -> str:
+    """Return the hash of where the text of the run comes from; "" for INIT_FROM."""
+    fingerprint: str = trained.manifest.get("data", {}).get("fingerprint", "")
+    return fingerprint.rpartition("-")[2]
 
 
 def refuse_other_shards(trained: Trained, sources: Mapping[str, ShardSet]) -> None:
@@ -139,9 +148,7 @@ def refuse_other_shards(trained: Trained, sources: Mapping[str, ShardSet]) -> No
 
     What other shards hold out may be text that the run was trained on.
     """
-    fingerprint = trained.manifest.get("data", {}).get("fingerprint", "")
-    origin = fingerprint.rpartition("-")[2]
-    if not prepare.hash_origin(sources).startswith(origin):
+    if not prepare.hash_origin(sources).startswith(find_origin(trained)):
         raise DataError(explain_absence(trained.config, trained.facts["settings"]))
 
 
@@ -161,9 +168,9 @@ def explain_absence(config: Config, stored: Mapping[str, Any]) -> str:
     )
 
 
-def tell_validation(found: Validation) -> dict[str, Any]:
+def describe_validation(validation: Validation) -> dict[str, Any]:
     """Print the numbers as a table, and return them for the JSON."""
-    rows = [*found.by_source.items(), ("all", found)]
+    rows = [*validation.by_source.items(), ("all", validation)]
     width = max(10, *(len(name) for name, _ in rows))
     log.info("\n%s  nats/token  bits/byte      tokens       bytes", "validation".ljust(width))
     facts = []
@@ -173,7 +180,7 @@ def tell_validation(found: Validation) -> dict[str, Any]:
         keys = ("val_loss", "val_bpb", "scored_tokens", "scored_bytes")
         facts.append(dict(zip(keys, values, strict=True)))
     *parts, whole = facts
-    return {**whole, "sources": dict(zip(found.by_source, parts, strict=True))}
+    return {**whole, "sources": dict(zip(validation.by_source, parts, strict=True))}
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -227,7 +234,7 @@ def write(
     config: Config,
     trained: Trained,
     world: World,
-    found: dict[str, Any],
+    results: dict[str, Any],
     problems: list[str],
     seconds: float,
 ) -> None:
@@ -244,7 +251,7 @@ def write(
         "time": time.time(),
         "seconds": seconds,
         "problems": problems,
-        **found,
+        **results,
         "settings": trained.config.stored(),
         "provenance": provenance(world.host, world.size, world.device_name, 0),
     }

@@ -75,7 +75,7 @@ LONGEST = 4096  # default of SEQ_LEN for a folder that allows more: masks and wi
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class SavedRun:
     """Weights, and what is known of them.
 
     Attributes:
@@ -114,7 +114,7 @@ class Found:
 
 
 @dataclasses.dataclass(frozen=True)
-class Trained(Found):
+class Trained(SavedRun):
     """A model ready to compute.
 
     Attributes:
@@ -147,41 +147,41 @@ def open_trained(
             ENV_FILE.
     """
     names = find_explicit() if given is None else given
-    found = None
+    saved = None
     with raise_on_all_ranks(ExpectedError):
         if world.is_first:
-            found = find(config, names)
-    found = broadcast_object(found)
-    assert found
-    config = found.config
+            saved = find(config, names)
+    saved = broadcast_object(saved)
+    assert saved
+    config = saved.config
     with raise_on_all_ranks(ExpectedError):
-        vocabulary = vocabulary_of(found)
+        vocabulary = vocabulary_of(saved)
         choose_device(config, world.local_rank)  # refuses a DTYPE that the device does not have
         kernel = attention.choose(config, world.device)
     sharding = None
     if split and parallel.is_split(config, world):
         sharding = parallel.Sharding(config, world)
-    model = build(config, world.device, kernel, sharding, found.norm_eps, is_filled=False)
-    with limit_silence(found.folder, config.start_timeout_s):
-        fill(model, found)
-    return Trained(**vars(found), model=model.eval().requires_grad_(False), vocabulary=vocabulary)
+    model = build(config, world.device, kernel, sharding, saved.norm_eps, is_filled=False)
+    with limit_silence(saved.folder, config.start_timeout_s):
+        fill(model, saved)
+    return Trained(**vars(saved), model=model.eval().requires_grad_(False), vocabulary=vocabulary)
 
 
-def fill(model: Transformer, found: Found) -> None:
+def fill(model: Transformer, saved: SavedRun) -> None:
     """Read the weights into a model. Raises CheckpointError or ForeignError on all processes."""
-    if not found.manifest:
+    if not saved.manifest:
         with torch.no_grad():  # rows that pad the vocabulary are in no file
             model.embed_tokens.weight.zero_()
             model.lm_head.weight.zero_()
-        hf_import.load(found.folder, model)
+        hf_import.load(saved.folder, model)
         return
     try:
-        checkpoint.load_into(found.folder, model)
+        checkpoint.load_into(saved.folder, model)
     except CheckpointError:
-        if found.folder.is_dir():
+        if saved.folder.is_dir():
             raise
         raise CheckpointError(
-            f"{found.folder}: was deleted while it was read, because the run keeps only its newest "
+            f"{saved.folder}: was deleted while it was read, because the run keeps only its newest "
             "checkpoints (KEEP_LAST). Repeat the command."
         ) from None
 
@@ -191,7 +191,7 @@ def fill(model: Transformer, found: Found) -> None:
 # ---------------------------------------------------------------------------------------------------
 
 
-def find(config: Config, given: Collection[str]) -> Found:
+def find(config: Config, given: Collection[str]) -> SavedRun:
     """Find the weights. Reads all of a checkpoint to verify it. Called by one process."""
     paths = RunPaths.of(config.runs_dir, config.run_name, ROOT)  # with several sites, the first's
     require_run(config)
@@ -227,7 +227,7 @@ def find(config: Config, given: Collection[str]) -> Found:
         tokenizer = paths.tokenizer
     facts = {"attempts": [], **before, "checkpoint": manifest}
     used = settings_for_use(config, stored, given)
-    return Found(used, folder, facts, stored_norm_eps(before), tokenizer)
+    return SavedRun(used, folder, facts, stored_norm_eps(before), tokenizer)
 
 
 def is_about_folder(config: Config, stored_init_from: str, given: Collection[str]) -> bool:
@@ -302,7 +302,7 @@ def no_checkpoint(paths: RunPaths) -> CheckpointError:
     return CheckpointError(f"{error}Train it again, with a smaller SAVE_EVERY if it fails early.")
 
 
-def find_folder(config: Config, given: Collection[str]) -> Found:
+def find_folder(config: Config, given: Collection[str]) -> SavedRun:
     """Find the weights of INIT_FROM. Raises SettingsError, ForeignError."""
     folder = config.init_from
     path = ROOT / folder
@@ -336,7 +336,7 @@ def find_folder(config: Config, given: Collection[str]) -> Found:
                 problems.append(conflict)
     if problems:
         raise SettingsError(problems)
-    return Found(made, path, {}, hf_import.read_norm_eps(path), None)
+    return SavedRun(made, path, {}, hf_import.read_norm_eps(path), None)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -344,21 +344,21 @@ def find_folder(config: Config, given: Collection[str]) -> Found:
 # ---------------------------------------------------------------------------------------------------
 
 
-def vocabulary_of(found: Found) -> Vocabulary:
+def vocabulary_of(saved: SavedRun) -> Vocabulary:
     """Return the tokenizer that the weights were trained with, which is identified by its hash.
 
     Raises TokenizerError, DataError.
     """
-    config = found.config
+    config = saved.config
     try:
-        path = found.tokenizer or tokenizer_path(config)
+        path = saved.tokenizer or tokenizer_path(config)
         vocabulary = load(path)
     except (CorpusError, TokenizerError) as error:
-        raise TokenizerError(f"the tokenizer of {found.source} is missing: {error}") from None
-    wanted = found.manifest.get("data", {}).get("tokenizer_sha256")
+        raise TokenizerError(f"the tokenizer of {saved.source} is missing: {error}") from None
+    wanted = saved.manifest.get("data", {}).get("tokenizer_sha256")
     if wanted not in (None, vocabulary.sha256):
         raise TokenizerError(
-            f"TOKENIZER={config.tokenizer}: {found.source} was trained with another tokenizer, of "
+            f"TOKENIZER={config.tokenizer}: {saved.source} was trained with another tokenizer, of "
             f"sha256 {str(wanted)[:12]}, and not with {show_path(path)}, of {vocabulary.sha256[:12]}. "
             "Restore that one, or set TOKENIZER to its path."
         )

@@ -15,7 +15,7 @@ from settings import SettingsError
 from train import timeouts
 from train.checkpoint.checkpoint import cause
 from train.checkpoint.resume import quarantine_later_checkpoints
-from train.diloco import roll_call
+from train.diloco import site_rendezvous
 from train.diloco.result import Interrupted, RunIsOver
 from train.diloco.site_registry import SiteClient
 from train.distributed.world import (
@@ -76,8 +76,8 @@ class DiLoCo(Hook):
         with job.activity("waiting for other sites", limit_s, "START_TIMEOUT_S"):
             with raise_on_all_ranks(PeersMissing, RunIsOver):
                 if world.is_first:
-                    self.client = SiteClient(config, roll_call.facts_of(job))
-                    roll_call.wait_for_sites(job, self.client, deadline)
+                    self.client = SiteClient(config, site_rendezvous.facts_of(job))
+                    site_rendezvous.wait_for_sites(job, self.client, deadline)
             self.site = Site(
                 config,
                 world,
@@ -91,8 +91,8 @@ class DiLoCo(Hook):
             self.stored = ({}, {})
             with raise_on_all_ranks(SettingsError, PeersDiffer, PeersMissing, RunIsOver):
                 if self.client:
-                    others = roll_call.wait_for_sites(job, self.client, deadline, self.site)
-                    roll_call.log_sites(config, self.site, others)
+                    others = site_rendezvous.wait_for_sites(job, self.client, deadline, self.site)
+                    site_rendezvous.log_sites(config, self.site, others)
                     syncs = [other["exchanges"] for other in others.values()]
                     self.is_behind = max(syncs, default=0) > self.site.syncs
             self.is_behind = broadcast_object(self.is_behind)
@@ -202,17 +202,17 @@ class DiLoCo(Hook):
 
     def catch_up(self, job: "Job", step: int) -> None:
         """Continue with the weights and from the step of a site that this one was behind."""
-        here = job.step
+        step_before = job.step
         job.step = step
         job.guard.synchronized(self.site.sync_interval)
-        self.missed.append([here, step])
+        self.missed.append([step_before, step])
         job.requests.add("save")
         for hook in job.hooks:
             hook.after_jump(job)
-        facts = {"replica": job.config.site_rank, "reason": "away", "from": here, "to": step}
+        facts = {"replica": job.config.site_rank, "reason": "away", "from": step_before, "to": step}
         job.recorder.event("gap", step, job.tokens, **facts)
         job.recorder.say(
-            f"this site was away at step {here}. It continues after step {step} with the weights "
+            f"this site was away at step {step_before}. It continues after step {step} with the weights "
             f"of the others ({self.site.present} of {job.config.sites} sites are there)"
         )
 
@@ -235,9 +235,9 @@ class DiLoCo(Hook):
         """Go back to the global weights, where a run without sites goes back to a checkpoint."""
         began = time.perf_counter()
         self.finish_in_flight(job)
-        here = job.step
+        step_before = job.step
         self.site.outer.reset_to_global()
-        job.guard.went_back(here, min(here, self.site.last_sync_step))
+        job.guard.went_back(step_before, min(step_before, self.site.last_sync_step))
         reason = f"{reason} (rollback {job.guard.rollbacks} of {MAX_ROLLBACKS})"
         self.go_back(job, reason, began, stall_s=0.0)
         return True
@@ -247,15 +247,15 @@ class DiLoCo(Hook):
 
         began: time.perf_counter() when that began. Raises CheckpointError, on all ranks.
         """
-        here = job.step
+        step_before = job.step
         # It may be due at a later step, where it was made early.
-        job.step = min(here, self.site.last_sync_step)
+        job.step = min(step_before, self.site.last_sync_step)
         # Checkpoints in between know of steps that are lost.
         quarantine_later_checkpoints(job)
         job.guard.synchronized(self.site.sync_interval)
-        job.recovery.skip_samples(job, here, job.step, began, stall_s=stall_s)
+        job.recovery.skip_samples(job, step_before, job.step, began, stall_s=stall_s)
         job.recorder.say(
-            f"{reason}: back to step {job.step}, what the sites have in common; {here - job.step} "
+            f"{reason}: back to step {job.step}, what the sites have in common; {step_before - job.step} "
             "steps of this site are lost, and their samples are passed over"
         )
 

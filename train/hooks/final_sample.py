@@ -22,22 +22,28 @@ SHOWN_COLUMNS = 76  # of a line, beside its indentation
 
 
 class FinalSample(Hook):
-    """Writes sample.txt."""
+    """Writes sample.txt. Fine-tuning generates something else: finetune/final_exchange.py."""
+
+    activity = "sampling"
 
     def at_end(self, job: "Job") -> None:
         config = job.config
-        is_split = is_fsdp(job.model)
-        if not config.sample_tokens or not (job.world.is_first or is_split):
+        # If each process has a part of the weights, all generate, and all the same.
+        if not config.sample_tokens or not (job.world.is_first or is_fsdp(job.model)):
             return
         limit_s = config.start_timeout_s + config.sample_tokens
-        with job.activity("sampling", limit_s, "START_TIMEOUT_S", phase="sampling"):
-            try:
-                texts = write_texts(job)
-            except Exception as error:  # the run is whole without it
-                if is_split:
-                    raise
-                job.recorder.say(f"no sample: {type(error).__name__}: {error}")
-                return
+        with job.activity(self.activity, limit_s, "START_TIMEOUT_S", phase="sampling"):
+            self.generate(job)
+
+    def generate(self, job: "Job") -> None:
+        """Generate, on the processes that have the weights, and print it on the first."""
+        try:
+            texts = write_texts(job)
+        except Exception as error:  # the run is complete without it
+            if is_fsdp(job.model):
+                raise
+            job.recorder.say(f"no sample: {type(error).__name__}: {error}")
+            return
         if not job.world.is_first:
             return
         whole = "\n\n".join(texts)

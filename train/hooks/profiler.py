@@ -7,6 +7,8 @@ others do the same work.
 """
 
 import contextlib
+import os
+import uuid
 import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -81,7 +83,10 @@ class Profiler(Hook):
         table = trace.with_suffix("").with_suffix(".txt")
         try:
             trace.parent.mkdir(parents=True, exist_ok=True)
-            profiler.export_chrome_trace(str(trace))
+            # With the suffix by which it is compressed, and a name that nobody has given to a link.
+            new = trace.with_name(f"{uuid.uuid4().hex[:8]}-{trace.name}")
+            profiler.export_chrome_trace(str(new))
+            os.replace(new, trace)
             text = profiler.key_averages().table(sort_by=sort_by, row_limit=ROWS)
             write_whole(table, text.encode())
             job.recorder.say(f"PROFILE=1: {table} has the time of each operator, {trace} the trace")

@@ -29,8 +29,8 @@ class StreamedData(Hook):
         needs_room: whether a checkpoint would let shards be deleted.
     """
 
-    def __init__(self, feed: StreamingClient):
-        self.feed = feed
+    def __init__(self, client: StreamingClient):
+        self.client = client
         self.is_starved = True
         self.needs_room = False
         self.opened: Any = None  # what of the data the checkpoint has seen, until it is compared
@@ -69,7 +69,7 @@ class StreamedData(Hook):
         self.is_starved = True  # until all ranks are known to have the next batch
 
     def close(self, job: "Job", code: int, is_hurried: bool) -> None:
-        self.feed.close()
+        self.client.close()
 
     def wait(self, job: "Job") -> Requests | None:
         """Wait, all ranks together, until each has the data of the next step, or one was told to stop.
@@ -91,7 +91,7 @@ class StreamedData(Hook):
 
         with job.activity("waiting for data", limit_s, "START_TIMEOUT_S"):
             try:
-                waited_s = self.feed.wait(find_lacking, say)
+                waited_s = self.client.wait(find_lacking, say)
             except Interrupted:
                 return STOP
             except DataError as error:
@@ -120,21 +120,21 @@ class StreamedData(Hook):
 
         Where too much is left that no checkpoint is past, ask for a checkpoint.
         """
-        if not job.world.is_first or not (now or self.feed.due):
+        if not job.world.is_first or not (now or self.client.due):
             return
         saved = find.committed(job.paths.checkpoints)
         # Not the newest, in case that one turns out to be damaged.
         behind = saved[-2] if len(saved) > 1 else 0
-        at, until, beyond = (
+        at, until, after_next = (
             job.loader.consumed(step, job.gaps) for step in range(job.step, job.step + 3)
         )
         through = at
         if job.config.save_every != 0:
             through = job.loader.consumed(min(behind, job.step), job.gaps)
-        self.feed.tell(at, until)
+        self.client.tell(at, until)
         # Other ranks may be looking already whether they have the step after the one that begins.
-        self.feed.make_room(job.loader.sources, job.loader.mixture.orders, through, beyond)
-        if self.feed.over_budget_bytes > 0 and job.loader.open_groups(at) != job.loader.open_groups(
-            through
-        ):
+        self.client.make_room(job.loader.sources, job.loader.mixture.orders, through, after_next)
+        if self.client.over_budget_bytes > 0 and job.loader.open_groups(
+            at
+        ) != job.loader.open_groups(through):
             self.needs_room = True

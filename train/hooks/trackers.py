@@ -296,7 +296,7 @@ class TrackioTracker(Tracker):
         # A new run of the same name has another id.
         id_path = folder / "run_id"
         if not id_path.exists():
-            id_path.write_text(secrets.token_hex(8))
+            write_whole(id_path, secrets.token_hex(8).encode())
         self.run_id = id_path.read_text()
         command = f"{BIN}/trackio show --project {self.config.wandb_project}"
         self.say(f"{self.title}: TRACKIO_DIR={database} {command}")

@@ -80,8 +80,12 @@ def with_varlen(whole: Callable[..., Tensor], varlen: Callable[..., Tensor]) -> 
     return attend
 
 
-def sdpa_varlen() -> Attend:
-    """Return torch's own kernels."""
+def torch_varlen() -> Callable[..., Tensor]:
+    """Return torch's causal attention for sequences of varying length, on a GPU.
+
+    It takes q (N, H, D), k and v (N, H_kv, D), their bounds and longest lengths. scale is that of the scores, window
+    how many positions a query looks at, its own included.
+    """
     from torch.nn.attention.varlen import varlen_attn
 
     # torch has changed both, in different releases from 2.11 on
@@ -91,14 +95,31 @@ def sdpa_varlen() -> Attend:
     if "window_size" in parameters:
         causal = {"window_size": (-1, 0)}
 
-    def varlen(q: Tensor, k: Tensor, v: Tensor, *bounds: Tensor | int) -> Tensor:
+    def varlen(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *bounds: Tensor | int,
+        scale: float | None = None,
+        window: int | None = None,
+    ) -> Tensor:
         heads = q.shape[1]
         call: Any = varlen_attn
+        options = dict(causal)
+        if scale is not None:
+            options["scale"] = scale
+        if window is not None:
+            options["window_size"] = (window - 1, 0)
         if knows_groups:
-            return call(q, k, v, *bounds, **causal, enable_gqa=k.shape[1] != heads)
-        return call(q, ungrouped(k, heads), ungrouped(v, heads), *bounds, **causal)
+            return call(q, k, v, *bounds, **options, enable_gqa=k.shape[1] != heads)
+        return call(q, ungrouped(k, heads), ungrouped(v, heads), *bounds, **options)
 
-    return with_varlen(sdpa, varlen)
+    return varlen
+
+
+def sdpa_varlen() -> Attend:
+    """Return torch's own kernels."""
+    return with_varlen(sdpa, torch_varlen())
 
 
 def flash_attn() -> Attend:

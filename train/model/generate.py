@@ -74,8 +74,8 @@ def window_start(length: int, seq_len: int) -> int:
     """Return the first of so many tokens that the model still sees: 0, then half of SEQ_LEN more
     each time that SEQ_LEN tokens are full."""
     half = seq_len // 2
-    excess = max(0, length - seq_len)
-    return -(-excess // half) * half
+    surplus = max(0, length - seq_len)
+    return -(-surplus // half) * half
 
 
 def forward(model: Transformer, tokens: Tensor, cache: KVCache) -> Tensor:
@@ -176,9 +176,9 @@ def continue_text(
 ) -> str:
     """Return the prompt and up to n_tokens more. Of a prompt beyond SEQ_LEN, the model sees the end."""
     ids = [vocabulary.end_of_text, *vocabulary.encode(prompt)]
-    seen = ids[window_start(len(ids), model.rotary.shape[1]) :]
+    window = ids[window_start(len(ids), model.rotary.shape[1]) :]
     choice = Choice(temperature)
-    for (token,) in generate(model, [seen], n_tokens, choice, [seed], vocabulary):
+    for (token,) in generate(model, [window], n_tokens, choice, [seed], vocabulary):
         if token is not None:
             ids.append(token)
     return vocabulary.decode(ids[1:])

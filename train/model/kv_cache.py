@@ -108,9 +108,9 @@ class LayerCache:
         self.values[:, :, column] = v[:, 0]
         mask = self.cache.mask
         y = F.scaled_dot_product_attention(  # heads that share keys are rows of one product
-            q.view(B, k.shape[2], -1, D),
+            q.reshape(B, k.shape[2], -1, D),
             self.keys[:, :, : column + 1],
             self.values[:, :, : column + 1],
             attn_mask=None if mask is None else mask[..., : column + 1],
         )
-        return y.view(B, 1, H, D)
+        return y.reshape(B, 1, H, D)  # kernels differ in its strides

@@ -123,7 +123,7 @@ def chunk_of(tokens: int, device: torch.device) -> int:
     """Return the number of tokens in a chunk, so that chunks are equally large."""
     limit = CHUNK_TOKENS_ON_CPU if device.type == "cpu" else CHUNK_TOKENS
     chunks = max(1, -(-tokens // limit))
-    return -(-tokens // chunks)
+    return max(1, -(-tokens // chunks))
 
 
 def summed_loss(

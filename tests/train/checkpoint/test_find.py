@@ -41,7 +41,19 @@ def edit(folder, **values):
     (folder / FILE).write_text(json.dumps(manifest | values))
 
 
+def move_out(folder):
+    """Leave a link to another place."""
+    folder.rename(folder.parent.parent / "elsewhere")
+    folder.symlink_to(folder.parent.parent / "elsewhere")
+
+
+TERABYTES = 4 * 10**12  # of a file without content: to read it takes an hour
+
 DAMAGES = {
+    "link": move_out,
+    "endless manifest": lambda folder: os.truncate(folder / FILE, TERABYTES),
+    "endless file": lambda folder: os.truncate(folder / "__0_0.distcp", TERABYTES),
+    "endless list": lambda folder: os.truncate(folder / ".metadata", TERABYTES),
     "truncate": lambda folder: os.truncate(folder / "__0_0.distcp", 500),
     "remove": lambda folder: (folder / "__0_0.distcp").unlink(),
     "manifest": lambda folder: (folder / FILE).write_text("<?xml version='1.0'?>"),
@@ -55,6 +67,7 @@ DAMAGES = {
 def test_a_damaged_checkpoint_is_passed_over_and_set_aside_with_a_warning_that_names_both(
     tmp_path, damage, caplog
 ):
+    tmp_path /= "checkpoints"
     make(tmp_path, 8, 12)
     damage(find.folder_of(tmp_path, 12))
     folder, manifest = find.find_latest(tmp_path)

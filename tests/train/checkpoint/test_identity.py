@@ -7,9 +7,8 @@ import shutil
 import pytest
 
 from tests.train.checkpoint.test_find import make
-from tests.train.making import ALONE
 from train.checkpoint import find
-from train.checkpoint.identity import Identity, check_identity
+from train.checkpoint.identity import Identity, check_identity, hash_unnamed
 from train.checkpoint.manifest import CheckpointError, load_manifest
 
 
@@ -25,7 +24,7 @@ def commit(root, step, run=None):
 
 def test_a_run_keeps_its_id_and_what_it_adopted(tiny, tmp_path):
     mine = identity(tiny)
-    mine.adopt(tmp_path, ALONE)
+    mine.adopted = hash_unnamed(tmp_path)
     again = identity(tiny.replace(learning_rate=0.5), {"identity": mine.stored()}, "another")
     assert (again.id, again.adopted) == (mine.id, []) == ("mine", [])
 
@@ -42,19 +41,21 @@ def test_a_checkpoint_of_another_run_is_refused_with_what_differs(tiny, tmp_path
     tiny = tiny.replace(learning_rate=0.01)
     folder, manifest = commit(tmp_path, 4, identity(tiny.replace(**change), new_id="theirs"))
     mine = identity(tiny)
-    mine.adopt(tmp_path, ALONE)
+    mine.adopted = hash_unnamed(tmp_path)
     with pytest.raises(CheckpointError) as raised:
         mine.check(folder, manifest)
+    assert not Identity.read({"identity": mine.stored()}, {}).is_mine(manifest)
     for word in [str(folder), "INIT_FROM", *words]:
         assert word in str(raised.value)
 
 
 def test_a_change_on_resume_is_of_the_same_run_and_a_frozen_one_is_not(tiny, tmp_path):
     mine = identity(tiny)
-    mine.adopt(tmp_path, ALONE)
+    mine.adopted = hash_unnamed(tmp_path)
     before = {"identity": mine.stored()}
     folder, manifest = commit(tmp_path, 4, mine)
     identity(tiny.replace(learning_rate=0.5), before).check(folder, manifest)
+    assert Identity.read(before, {}).is_mine(manifest)
     with pytest.raises(CheckpointError, match="SEED"):
         identity(tiny.replace(seed=9), before).check(folder, manifest)
 
@@ -62,7 +63,7 @@ def test_a_change_on_resume_is_of_the_same_run_and_a_frozen_one_is_not(tiny, tmp
 def test_a_checkpoint_of_a_copy_that_went_its_own_way_is_refused(tiny, tmp_path):
     """A run, and a copy of its folder: both are resumed, each with other settings and for itself."""
     first = identity(tiny)
-    first.adopt(tmp_path, ALONE)
+    first.adopted = hash_unnamed(tmp_path)
     before = {"identity": first.stored()}
     shared = commit(tmp_path, 4, first)
     second = identity(tiny.replace(learning_rate=0.5), before, "second")
@@ -87,7 +88,7 @@ def test_checkpoints_of_an_earlier_version_are_taken_over_once(tiny, tmp_path, c
     last = commit(tmp_path, 4)
     mine = identity(tiny)
     mine.check(*last)
-    mine.adopt(tmp_path, ALONE)
+    mine.adopted = hash_unnamed(tmp_path)
     assert caplog.text.count("do not say of which run they are (2)") == 1
     later = identity(tiny, {"identity": mine.stored()})
     later.check(*theirs)  # where the newer ones are damaged
@@ -100,7 +101,7 @@ def test_checkpoints_of_an_earlier_version_are_taken_over_once(tiny, tmp_path, c
 
 def test_a_new_run_takes_no_checkpoint_without_an_identity(tiny, tmp_path):
     mine = identity(tiny)
-    mine.adopt(tmp_path, ALONE)
+    mine.adopted = hash_unnamed(tmp_path)
     with pytest.raises(CheckpointError, match="does not name its run"):
         mine.check(*commit(tmp_path, 4))
 

@@ -179,7 +179,53 @@ def share_bytes(facts, place, root):
     root["state_dict_metadata"]["model.v"] = root["state_dict_metadata"]["model.w"]
 
 
+def narrow(facts, place, root):
+    """Eight rows of one value each, of a tensor that has two in a row."""
+    (index,) = root["storage_data"]
+    index.state.update(offset=metadata_pickle.size(0, 0))
+    chunk = {"offsets": metadata_pickle.size(0, 0), "sizes": metadata_pickle.size(8, 1)}
+    chunks = [metadata_pickle.made("ChunkStorageMetadata", chunk)]
+    facts.update(chunks=chunks, size=metadata_pickle.size(8, 2))
+
+
+def share_chunks(facts, place, root):
+    """Many tensors with the same list of parts."""
+    for number in range(5):
+        root["state_dict_metadata"][f"model.{number}"] = root["state_dict_metadata"]["model.w"]
+
+
+def doubled(depth):
+    """The opcodes of a list that holds another twice, which does so too, and so on."""
+    opcodes = b"]q\x00"
+    for level in range(depth):
+        opcodes += b"0(" + 2 * bytes([ord("h"), level]) + b"lq" + bytes([level + 1])
+    return opcodes
+
+
+DOUBLED = metadata_pickle.Global("torch", "Size")(doubled(60))
+LARGE = b"\x8b" + struct.pack("<i", 10**6) + 10**6 * b"\x01"  # a number of 2.4 million digits
+
 SPOILT = {
+    "rows that are too short": narrow,
+    "a size that holds another twice, and so on": lambda facts, place, root: facts.update(
+        size=DOUBLED
+    ),
+    "a place that holds another twice, and so on": lambda facts, place, root: place.update(
+        offset=doubled(60)
+    ),
+    "a file that holds another twice, and so on": lambda facts, place, root: place.update(
+        relative_path=doubled(60)
+    ),
+    "a type that holds another twice, and so on": lambda facts, place, root: facts.update(
+        properties=metadata_pickle.made("TensorProperties", (doubled(60), 0))
+    ),
+    "a type without end": lambda facts, place, root: facts.update(
+        properties=metadata_pickle.made("TensorProperties", ("float" + 5000 * "9", 0))
+    ),
+    "a size without end": lambda facts, place, root: facts.update(size=metadata_pickle.size(LARGE)),
+    "a size of many dimensions": lambda facts, place, root: facts.update(
+        size=metadata_pickle.size(*range(900))
+    ),
     "the first half twice": halve,
     "parts that overlap": overlap,
     "two tensors at the same bytes": share_bytes,
@@ -208,6 +254,13 @@ SPOILT = {
 def test_a_list_that_is_not_whole_is_refused(tmp_path, name):
     (tmp_path / ".metadata").write_bytes(spoil(SPOILT[name]))
     with pytest.raises(tensor_list.ForbiddenPickle):
+        tensor_list.read_tensor_list(tmp_path)
+
+
+def test_tensors_that_share_their_parts_are_counted_before_they_are_read(tmp_path):
+    """30,000 tensors with one list of 30,000 parts would be a thousand million of them."""
+    (tmp_path / ".metadata").write_bytes(spoil(share_chunks))
+    with pytest.raises(tensor_list.ForbiddenPickle, match="all parts"):
         tensor_list.read_tensor_list(tmp_path)
 
 

@@ -337,17 +337,17 @@ def test_text_that_is_repeated_often_is_warned_of_and_then_refused(
     mix = {"data_mix": "papers:1,notes:1,tests:1", "train_tokens": 3_000_000}
     c = dataclasses.replace(config, seq_len=100, batch_tokens=1000, **mix)
 
-    def refusal(begun=False, ended=True):
+    def refusal(is_resumed=False, ended=True):
         shards = cast(Any, SimpleNamespace(ended=ended, windows=lambda *_: [windows]))
         try:
-            prepare.refuse_repetition(c, dict.fromkeys(c.mixture, shards), begun)
+            prepare.refuse_repetition(c, dict.fromkeys(c.mixture, shards), is_resumed)
         except DataError as error:
             return [line.split()[0] for line in str(error).splitlines()]
         return []
 
     assert refusal() == (["papers", "notes"] if outcome == "refused" else [])
     assert caplog.text.count("is repeated") == {"": 0, "warned": 3, "refused": 1}[outcome]
-    assert refusal(begun=True) == refusal(ended=False) == []
+    assert refusal(is_resumed=True) == refusal(ended=False) == []
 
 
 def test_a_run_that_began_without_near_duplicates_keeps_its_shards_and_gets_no_others(config):

@@ -66,7 +66,7 @@ def writer(p, v, folder):
 def make(p, v, folder, limit=math.inf):
     """Make up to the limit, with what is missing made again first, as prepare does."""
     made = writer(p, v, folder)
-    for seal in made.absent():
+    for seal in made.incomplete():
         made.remake(seal)
     for _ in made.make(limit):
         pass
@@ -215,6 +215,20 @@ def test_a_million_null_rows_in_a_row_take_no_memory(papers, v, tmp_path, monkey
 # ---- What was there before
 
 
+def test_an_edited_manifest_without_a_hash_gets_none_and_loses_no_shard(papers, v, tmp_path):
+    path = make(papers, v, tmp_path / "made").path
+    manifest = json.loads(path.read_text()) | {"schema": 2}
+    del manifest["hash"]
+    path.write_text(json.dumps(manifest))
+    before = sorted(path.parent.iterdir())
+    writer(papers, v, path.parent)  # one that was not edited
+    manifest["seals"][0]["train"]["tokens"] //= 2
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(DataError, match=r"says of train_00000\.bin what its header does not say"):
+        writer(papers, v, path.parent)
+    assert sorted(path.parent.iterdir()) == before
+
+
 def test_a_manifest_that_is_none_is_refused_and_no_shard_is_deleted(papers, v, tmp_path):
     make(papers, v, tmp_path / "made").path.write_text("{}")
     before = content(tmp_path / "made")
@@ -352,7 +366,7 @@ def test_any_shard_that_was_deleted_is_made_again_to_the_byte(papers, v, tmp_pat
             (tmp_path / "made" / name).unlink()
         again = writer(papers, v, tmp_path / "made")
         seals = zip(made.manifest.seals, files, strict=True)
-        assert again.absent() == [seal for seal, names in seals if set(gone) & set(names)]
+        assert again.incomplete() == [seal for seal, names in seals if set(gone) & set(names)]
         make(papers, v, tmp_path / "made")
         assert content(tmp_path / "made") == before, gone
 

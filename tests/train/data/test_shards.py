@@ -215,6 +215,64 @@ def test_a_manifest_of_the_schema_without_a_hash_is_read(tmp_path):
     assert ShardSet(tmp_path).manifest == written
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{"tokens": 150}, {"tokens": 301}, {"documents": 9}, {"bytes": 500}, {"xxh3": "0" * 16}],
+)
+def test_an_edited_manifest_of_the_schema_without_a_hash_must_fit_its_shards(tmp_path, change):
+    path = make(tmp_path).with_name("manifest.json")
+    path.write_text(change_shard(without_hash(json.loads(path.read_text())), change))
+    said = refusal(lambda: read(ShardSet(tmp_path)))
+    if change.keys() & {"tokens", "documents"}:
+        assert said.startswith(f"{path}: says of train_00000.bin what its header does not say")
+    else:
+        assert said.startswith(f"{tmp_path}/train_00000.bin: ")
+
+
+def test_a_manifest_of_the_schema_without_a_hash_has_all_of_its_shards(tmp_path):
+    path = make(tmp_path).with_name("manifest.json")
+    manifest = without_hash(json.loads(path.read_text()))
+    path.write_text(json.dumps(manifest | {"seals": manifest["seals"][:1]}))
+    assert "its documents are not those of its shards" in refusal(lambda: ShardSet(tmp_path))
+
+
+ORDERS = {
+    "reversed": lambda seals: seals[::-1],
+    "the first removed": lambda seals: seals[1:],
+    "the second removed": lambda seals: [seals[0], *seals[2:]],
+    "shards exchanged": lambda seals: [
+        seals[0] | {"train": seals[1]["train"]},
+        seals[1] | {"train": seals[0]["train"]},
+        *seals[2:],
+    ],
+    "stretches exchanged": lambda seals: [
+        seals[0] | {"begins": seals[1]["begins"]},
+        seals[1] | {"begins": seals[0]["begins"]},
+        *seals[2:],
+    ],
+}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_a_manifest_of_the_schema_without_a_hash_has_its_shards_in_order(tmp_path, name):
+    path = make(tmp_path).with_name("manifest.json")
+    manifest = without_hash(json.loads(path.read_text()))
+    (seal,) = manifest["seals"][:1]
+    seals = []
+    for number in range(3):
+        train = seal["train"] | {"file": f"train_{number:05d}.bin"}
+        seals.append(seal | {"begins": [0, 10 * number], "train": train, "validation": None})
+
+    def read_with(seals):
+        documents = sum(seal["documents"] for seal in seals)
+        content = manifest | {"seals": seals, "documents": documents}
+        return parse_manifest(path, json.dumps(content).encode())
+
+    assert len(read_with(seals).seals) == 3
+    with pytest.raises(DataError, match=r"its (train )?shards (are not in order|do not follow)"):
+        read_with(ORDERS[name](seals))
+
+
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("file", ["train_00000.bin", "manifest.json"])
 @pytest.mark.parametrize(
@@ -444,13 +502,20 @@ def test_a_change_during_a_read_is_refused(opened, monkeypatch):
     assert "was overwritten" in refusal(lambda: read(shards))
 
 
+def test_a_shard_of_terabytes_is_refused_before_it_is_hashed(opened):
+    path, shards = opened
+    os.truncate(path, 4 * 10**12)
+    info = shards.shards["train"][0]
+    assert "4000000000000 bytes, but the man" in refusal(lambda: shards.verify(info))
+
+
 def test_a_shard_that_is_deleted_or_replaced_while_it_is_open_is_read_on(opened):
     path, shards = opened
     path.unlink()
     path.write_bytes(ERROR_PAGE)
     assert read(shards) == numbers(300).tolist()
     shards.keep_open([])
-    assert "damaged" in refusal(lambda: read(shards))
+    assert "278 bytes, but the manifest says 856" in refusal(lambda: read(shards))
 
 
 def test_a_shard_that_cannot_be_read_any_more_is_named(opened, monkeypatch):

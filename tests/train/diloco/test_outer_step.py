@@ -7,7 +7,7 @@ import pytest
 import torch
 
 pytest.importorskip("torchft")
-from plan.network import outer
+from plan.fragments import fragment_shares
 from tests.train.diloco.alone import Alone, Blocks, Mean, train
 from train.diloco.outer_step import OuterOptimizer, divide
 from train.model.model import build
@@ -25,7 +25,7 @@ def test_fragments_hold_each_weight_once_and_are_those_that_are_planned(tiny, la
     assert sorted(name for names in fragments for name in names) == sorted(sizes)
     shares = [sum(sizes[name] for name in names) / sum(sizes.values()) for names in fragments]
     # the last norm is counted elsewhere
-    assert shares == pytest.approx(outer.fragments(config, count), abs=2e-3)
+    assert shares == pytest.approx(fragment_shares(config, count), abs=2e-3)
 
 
 @pytest.mark.parametrize("delay", [0, 1])

@@ -1,4 +1,4 @@
-"""train/diloco/site_registry.py on a real registry, and what the roll call and make doctor make of it."""
+"""train/diloco/site_registry.py on a real registry, and what the rendezvous and make doctor make of it."""
 
 import datetime
 import socket
@@ -12,7 +12,7 @@ from doctor import site_checks
 from hardware.ports import free_ports
 from settings import SettingsError, load_preset
 from settings.config import Config
-from train.diloco import roll_call, site_registry
+from train.diloco import site_registry, site_rendezvous
 from train.diloco.result import RunIsOver
 from train.diloco.site_registry import SiteClient, own_address
 from train.diloco.weight_server import WeightServer
@@ -94,7 +94,7 @@ def test_a_site_is_there_while_it_speaks_and_until_it_leaves(port, monkeypatch):
         ({}, {"done": True}, RunIsOver, r"run r is done: .* last step 100 .* at node 2 \(a\)"),
     ],
 )
-def test_the_roll_call_of_two_of_three_sites(port, settings, other, outcome, words):
+def test_the_rendezvous_of_two_of_three_sites(port, settings, other, outcome, words):
     """START_TIMEOUT_S passes while the other one, with these facts, is there."""
     config = config_at(port, **{"start_timeout_s": 0} | settings)
     status = SimpleNamespace(phase=lambda *_, **__: None)
@@ -107,11 +107,11 @@ def test_the_roll_call_of_two_of_three_sites(port, settings, other, outcome, wor
     deadline = time.monotonic() + config.start_timeout_s
     try:
         if isinstance(outcome, set):
-            assert roll_call.wait_for_sites(job, here, deadline) == {}
-            assert set(roll_call.wait_for_sites(job, here, deadline, site)) == outcome
+            assert site_rendezvous.wait_for_sites(job, here, deadline) == {}
+            assert set(site_rendezvous.wait_for_sites(job, here, deadline, site)) == outcome
             return
         with pytest.raises(outcome, match=words):
-            roll_call.wait_for_sites(job, here, deadline, site)
+            site_rendezvous.wait_for_sites(job, here, deadline, site)
     finally:
         for client in (here, there):
             client.leave(done=False)
@@ -131,17 +131,17 @@ def test_a_run_that_the_others_have_finished_is_not_trained_alone(step, other, o
     config = SimpleNamespace(site_rank=1, run_name="r", last_step=100)
     job = SimpleNamespace(config=config, step=step)
     sites = {0: FACTS | {"node_rank": 0} | other, 1: FACTS | {"done": True}}
-    assert bool(roll_call.describe_end(job, sites)) is over
+    assert bool(site_rendezvous.describe_end(job, sites)) is over
 
 
 def test_a_lighthouse_that_is_not_started_is_waited_for_and_then_named(port, monkeypatch, caplog):
-    monkeypatch.setattr(roll_call, "RETRY_S", 0.1)
+    monkeypatch.setattr(site_rendezvous, "RETRY_S", 0.1)
     config = config_at(port - 1, start_timeout_s=1)  # at its second port nobody listens
     job = SimpleNamespace(config=config, status=SimpleNamespace(phase=lambda *_: None), step=0)
     client = SiteClient(config, FACTS)
     words = r"LIGHTHOUSE=127.*:\d+ refuses connections.* START_TIMEOUT_S=1; start make lighthouse"
     with caplog.at_level("INFO"), pytest.raises(PeersMissing, match=words):
-        roll_call.wait_for_sites(job, client, time.monotonic() + 0.5)
+        site_rendezvous.wait_for_sites(job, client, time.monotonic() + 0.5)
     assert caplog.text.count("refuses connections") == 1
 
 

@@ -125,7 +125,7 @@ def test_two_nodes_without_a_common_disk_of_which_one_is_killed_follow_one_proce
     for said in (first, second):
         assert (
             "launch: attempt 1 ended with" in said
-            and said.count("roll call: all nodes have joined") == 2
+            and said.count("rendezvous: all nodes have joined") == 2
         )
     assert "the nodes do not share" in first and "resumed from step_0000005" in first
     assert not list((tmp_path / "other" / "run").glob("checkpoints/*"))

@@ -68,7 +68,7 @@ def test_processes_of_one_machine_listen_on_loopback_only_and_serve_no_store(
     listeners = find_listeners(tmp_path)
     # gloo's, of the two ranks; the launcher and torchrun have none
     assert {listener.program for listener in listeners} == {"train.main"}
-    assert all(map(is_local, listeners))
+    assert all(map(is_local, listeners)) and len(listeners) == 4  # as docs/ports.md has it
 
     # A stranger who reaches a store of torchrun's writes pickles there, which torchrun reads.
     assert is_store("127.0.0.1", dist.TCPStore("127.0.0.1", 0, is_master=True).port)
@@ -77,6 +77,14 @@ def test_processes_of_one_machine_listen_on_loopback_only_and_serve_no_store(
     wait_for(tmp_path / "run" / "metrics.jsonl", f'"step": {last + 50},')
     started[0].send_signal(signal.SIGTERM)
     assert started[0].wait(120) == 75
+
+
+def test_a_process_is_alone_whatever_job_of_a_cluster_it_is_started_in(tmp_path, data):
+    """SLURM, Kubeflow and torchrun export these. torch would wait for seven others, at a port."""
+    job = {"RANK": "0", "WORLD_SIZE": "8", "LOCAL_RANK": "0", "MASTER_PORT": "29777"}
+    job |= {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "other"}
+    env = environment(tmp_path, data, NPROC=1, MAX_STEPS=2, START_TIMEOUT_S=60, MAX_RESTARTS=0)
+    assert "step=2/2" in train(env | job, command=LAUNCH)
 
 
 UNSHARE = ["unshare", "--uts", "bash", "-c"]
@@ -125,7 +133,7 @@ def test_sites_of_one_machine_listen_on_loopback_but_for_torchfts_manager(tmp_pa
     pytest.importorskip("torchft")
     sites = Sites(tmp_path, data, 2, MAX_STEPS=ENDLESS, SYNC_EVERY=10)
     try:
-        sites.wait(0, exchanges=1, sites=2)
+        sites.wait(0, syncs=1, sites=2)
         listeners = find_listeners(tmp_path)
         programs = Counter(listener.program for listener in listeners)
         assert programs["train.diloco.lighthouse"] == 2

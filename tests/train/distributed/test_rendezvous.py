@@ -50,11 +50,11 @@ class Nodes:
         return dataclasses.replace(self.config, node_rank=rank, **changes)
 
     def meet(self, rank, **changes):
-        """Come to the roll call, in this thread."""
+        """Come to the rendezvous, in this thread."""
         return rendezvous.meet(self.of(rank, **changes), 1, lambda: rank in self.stopped)
 
     def start(self, *ranks, **changes):
-        """Come to the roll call, in a thread each."""
+        """Come to the rendezvous, in a thread each."""
         return {rank: self.threads.submit(self.meet, rank, **changes) for rank in ranks}
 
     def status(self):
@@ -90,7 +90,7 @@ def test_three_nodes_meet_and_their_status_tells_who_is_missing(nodes, capfd):
     assert results(waiting | nodes.start(1)) == [None] * 3
     out = capfd.readouterr().out
     assert "; missing: 1; they are to reach 127.0.0.1:" in out
-    assert out.count("roll call: all nodes have joined") == 3
+    assert out.count("rendezvous: all nodes have joined") == 3
 
 
 @pytest.mark.fault(36)
@@ -216,7 +216,7 @@ def test_a_trainer_that_ended_before_it_said_anything_waits_for_no_peers(
         (1, {}, {}, 2, 69),
     ],
 )
-def test_only_a_run_that_is_done_on_a_shared_disk_needs_no_roll_call(
+def test_only_a_run_that_is_done_on_a_shared_disk_needs_no_rendezvous(
     nodes, capfd, rank, facts, settings, logs, code
 ):
     (nodes.paths.folder / "logs").mkdir()
@@ -227,7 +227,7 @@ def test_only_a_run_that_is_done_on_a_shared_disk_needs_no_roll_call(
     state = json.dumps({"phase": "done", "step": last} | facts)
     nodes.paths.status.write_text(state)
     assert nodes.meet(rank, start_timeout_s=0, **settings).code == code
-    assert ("roll call: run run is done: " in capfd.readouterr().out) == (code == 0)
+    assert ("rendezvous: run run is done: " in capfd.readouterr().out) == (code == 0)
     assert nodes.paths.status.read_text() == state
 
 

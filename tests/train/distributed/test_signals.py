@@ -13,14 +13,14 @@ PARENT = """
 import os, subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-c", '''
 import os, signal, sys, time
-from train.children import end_with_parent
+from train.end_with_parent import end_with_parent
 if sys.argv[1] == "15":
     # Not print: the signal may come in the midst of the one below.
     signal.signal(signal.SIGTERM, lambda *_: (os.write(1, b"told"), os._exit(0)))
-end_with_parent(int(sys.argv[1]))
+end_with_parent(int(sys.argv[1]), int(sys.argv[2]))
 print("ready", flush=True)
 time.sleep(60)
-''', sys.argv[1]])
+''', sys.argv[1], str(os.getpid())])
 print(child.pid, flush=True)
 time.sleep(60)
 """

@@ -173,7 +173,8 @@ def test_why_a_registry_is_not_reached_is_said(monkeypatch, error, words):
     ],
 )
 def test_a_registry_listens_at_its_address_and_on_all_where_that_is_not_known_here(
-    free_port, host, bound
+    free_port, host, bound, monkeypatch
 ):
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: [])  # as if the name had an address
     with signed_http.listen(host, free_port) as listener:
         assert listener.getsockname()[0] in (bound, bound.replace("::", "0.0.0.0"))

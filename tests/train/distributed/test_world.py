@@ -1,7 +1,9 @@
 """train/distributed/world.py: who takes part, with what, and what they do together."""
 
 import dataclasses
+import errno
 import logging
+import os
 import subprocess
 import sys
 
@@ -10,10 +12,13 @@ import torch
 import torch.distributed as dist
 from torch.torch_version import TorchVersion
 
+from record.exit_codes import BAD_DATA, MACHINE_FAULT, NODES_MISSING
 from settings import ROOT, SettingsError
 from settings.config import Config
 from tests.processes import run_ranks
+from train.data.manifest import DataError
 from train.distributed import world as distributed
+from train.distributed.pod import exit_code_of
 from train.distributed.world import World, raise_together
 
 
@@ -96,6 +101,27 @@ def raise_in_turn(rank, folder):
 def test_an_error_of_one_rank_is_raised_by_all(tmp_path):
     run_ranks(raise_in_turn, (tmp_path,), 3)
     assert list((tmp_path / "runs").iterdir()) == []
+
+
+def raise_on_a_bad_machine(rank, folder, node):
+    """Two nodes of two processes, of which rank 3 finds that its volume is gone."""
+    os.environ |= {"LOCAL_WORLD_SIZE": "2", "K8S_NODE": node}
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=4)
+    reason = OSError(errno.ESTALE, "Stale file handle")
+    error = DataError("a shard cannot be read")
+    error.__cause__ = reason
+    with pytest.raises(DataError) as raised:
+        raise_together(error if rank == 3 else None)
+    expected = BAD_DATA
+    if node:
+        expected = MACHINE_FAULT if rank in (2, 3) else NODES_MISSING
+    assert exit_code_of(raised.value, raised.value.exit_code) == expected
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("node", ["", "node-7"])
+def test_a_fault_of_one_machine_only_restarts_the_others(tmp_path, node):
+    run_ranks(raise_on_a_bad_machine, (tmp_path, node), 4)
 
 
 def test_a_torch_whose_shutdown_timeout_cannot_be_set_is_known(monkeypatch):

@@ -147,11 +147,15 @@ def test_a_run_is_scored_on_the_text_that_it_held_out_or_not_at_all(trained, tmp
         before["scored_bytes"],
     )
 
-    # The text has changed since then and was prepared again.
+    # Another text is pinned since then, as by a run of another Python.
     (pin,) = (data / "python-stdlib").glob("pin-*.json")
     (shards,) = (data / "python-stdlib").glob("*/*/manifest.json")
     folder = shards.parent.parent
     pin.write_text(pin.read_text().replace(folder.name.split("-")[0], "changed"))
+    evaluate(elsewhere)
+    assert read_result(tmp_path / "run")["val_loss"] == before["val_loss"]
+
+    # The text has changed since then and was prepared again.
     changed = folder.rename(folder.with_name(f"changed-{folder.name.split('-')[1]}"))
     (manifest,) = changed.glob("*/manifest.json")
     content = json.loads(manifest.read_text().replace(folder.name, changed.name))

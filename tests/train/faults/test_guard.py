@@ -149,3 +149,43 @@ def test_a_loss_near_zero_may_be_several_times_as_large_in_the_next_step():
     guard = fed([0.01, 0.002, 0.03] * 20)
     assert guard.check_step(0.3, 1.0) is None
     assert guard.check_step(0.6, 1.0) == "loss"
+
+
+def memorizing(steps):
+    """Numbers of a model that learns 40 samples by heart, one each step, those of 7 and 23 only at last."""
+    chance = random.Random(5)
+    numbers = []
+    for step in range(steps):
+        loss = 3 * math.exp(-step / 50) * chance.uniform(0.5, 1.5)
+        norm = 2 * loss
+        if step > 120 and step % 40 in (7, 23):
+            loss = chance.uniform(0.8, 2.5)
+            norm = 20 * loss
+        numbers.append((loss, norm))
+    return numbers
+
+
+def count_refused(guard, numbers):
+    refused = 0
+    for step, (loss, norm) in enumerate(numbers, 1):
+        reason = guard.check_step(loss, norm)
+        if reason:
+            refused += 1
+            guard.skipped(reason)
+        else:
+            guard.applied(step, loss, norm)
+    return refused
+
+
+def test_a_sample_that_is_not_learned_yet_is_no_spike():
+    """In fine-tuning. In pretraining, where none comes twice so soon, it is one."""
+    assert count_refused(Guard(8), memorizing(400)) > 10
+    guard = Guard(8, repeats=True)
+    assert count_refused(guard, memorizing(400)) == 0
+    first = fed([loss for loss, _ in memorizing(ARMED_FROM)]).bound("loss")
+    again = Guard(8, repeats=True)
+    again.load(json.loads(json.dumps(guard.state())))
+    for one in (guard, again):
+        assert one.check_step(first * 0.99, 1e6) is None
+        assert one.check_step(first * 1.01, 1.0) == "loss"  # worse than before it learned anything
+        assert one.check_step(1.0, math.inf) == "nonfinite"

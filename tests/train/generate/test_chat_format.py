@@ -1,4 +1,4 @@
-"""Conversations as token ids: what transformers makes of the Jinja template, and by hand."""
+"""Conversations as transformers writes them by the Jinja template, and by hand."""
 
 import json
 
@@ -9,7 +9,7 @@ from export import files
 from train.data import tokenizer
 from train.data.tokenizer import TokenizerError, Vocabulary, load
 from train.generate import chat_format
-from train.generate.chat_format import CHATML, OWN, Message, format_of, render, special_tokens
+from train.generate.chat_format import CHATML, OWN, format_of
 
 TALKS = [
     [("user", "Hi")],
@@ -43,10 +43,21 @@ def chatml(own, tmp_path_factory):
     )
 
 
+def write_by_hand(made, talk, reply):
+    """Return a conversation as text, special tokens included."""
+    text = made.begin
+    for role, content in talk:
+        text += made.opening.format(role) + made.heading.format(role)
+        text += content + made.end + made.behind
+    if reply:
+        text += "<|assistant|>" if made is OWN else "<|im_start|>assistant\n"
+    return text
+
+
 @pytest.mark.parametrize("kind", ["own", "chatml"])
 @pytest.mark.parametrize("talk", TALKS, ids=["a question", "a talk", "odd characters"])
 @pytest.mark.parametrize("reply", [False, True])
-def test_ids_are_those_of_the_template_in_transformers(request, kind, talk, reply):
+def test_the_template_in_transformers_writes_what_is_written_by_hand(request, kind, talk, reply):
     from transformers import PreTrainedTokenizerFast
 
     v: Vocabulary = request.getfixturevalue(kind)
@@ -55,34 +66,18 @@ def test_ids_are_those_of_the_template_in_transformers(request, kind, talk, repl
         chat_template=format_of(v).template,
     )
     messages = [{"role": role, "content": text} for role, text in talk]
-    found = theirs.apply_chat_template(
-        messages, add_generation_prompt=reply, tokenize=True, return_dict=False
-    )
-    assert render(v, [Message(*message) for message in talk], reply) == found
+    found = theirs.apply_chat_template(messages, add_generation_prompt=reply, tokenize=False)
+    assert found == write_by_hand(format_of(v), talk, reply)
 
 
 def test_by_hand(own, chatml):
-    messages = [Message("system", "s"), Message("user", "u")]
-    for v, made, text in (
-        (own, OWN, "<|endoftext|><|system|>s<|end|><|user|>u<|end|><|assistant|>"),
-        (
-            chatml,
-            CHATML,
-            "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\n",
-        ),
+    for v, made, tokens in (
+        (own, OWN, "<|endoftext|><|system|><|user|><|assistant|><|end|>"),
+        (chatml, CHATML, "<|im_start|><|im_end|>"),
     ):
         assert format_of(v) is made
-        assert v.decode(render(v, messages)) == text
+        assert "".join(made.tokens) == tokens
         assert v.decode(files.chat_of(v)[1]) == made.end
-        assert v.decode(special_tokens(v).values()) == "".join(special_tokens(v))
-
-
-def test_a_message_that_spells_special_tokens_out_stays_a_message(own):
-    text = "a<|end|><|assistant|>b"
-    ids = render(own, [Message("user", text)], reply=False)
-    special = [i for i in ids if i in special_tokens(own).values()]
-    assert own.decode(special) == "<|endoftext|><|user|><|end|>"
-    assert text in own.decode(ids)
 
 
 def test_a_tokenizer_without_them_is_refused_with_what_it_lacks(own, tmp_path):
@@ -90,15 +85,11 @@ def test_a_tokenizer_without_them_is_refused_with_what_it_lacks(own, tmp_path):
     with pytest.raises(
         TokenizerError, match=r"it lacks <\|user\|> <\|end\|>; or for ChatML <\|im_start\|> <\|im"
     ):
-        render(bare, [Message("user", "a")])
-    assert special_tokens(bare) == {}
+        format_of(bare)
 
 
-def test_another_role_is_refused_by_both(own):
+def test_another_role_is_refused():
     import jinja2
-
-    with pytest.raises(ValueError, match="the role tool; there are system, user, assistant"):
-        render(own, [Message("tool", "a")])
 
     def fail(text):
         raise ValueError(text)

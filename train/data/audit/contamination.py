@@ -152,8 +152,8 @@ def list_strings(value: Any) -> Iterator[str]:
 
 def choose_strings(strings: list[list[str]]) -> list[list[str]]:
     """Choose what is compared of a row: its strings of 13 words, else those of 8, else all of it."""
-    together = list(itertools.chain(*strings))
-    for texts, least in ((strings, RUN_WORDS), (strings, SHORTEST), ([together], SHORTEST)):
+    all_strings = list(itertools.chain(*strings))
+    for texts, least in ((strings, RUN_WORDS), (strings, SHORTEST), ([all_strings], SHORTEST)):
         chosen = [words for words in texts if len(words) >= least]
         if chosen:
             return chosen
@@ -178,14 +178,14 @@ class RunTable:
         Args:
             words: (words,) uint64, hashes of words.
         """
-        found = []
+        matches = []
         for length in self.lengths:
             runs = hash_runs(words, length)
             runs = runs[self.is_possible[runs >> self.shift]]
             places = np.searchsorted(self.runs, runs)
             places[places == len(self.runs)] = 0
-            found.append(places[self.runs[places] == runs])
-        return np.unique(join(found)).astype(np.int64)
+            matches.append(places[self.runs[places] == runs])
+        return np.unique(join(matches)).astype(np.int64)
 
     def count_shared(self, task: Task, is_found: np.ndarray) -> dict[str, Any]:
         """Count what a source shares with a task.

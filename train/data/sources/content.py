@@ -221,9 +221,9 @@ def foreign(start: bytes, path: Path | None = None) -> tuple[str, str]:
         return "a web or error page", ""
     if XML.match(markup):
         return "XML", "Extract its text and save it as plain text, or get the file again"
-    for magic, found in BINARY.items():
+    for magic, kind in BINARY.items():
         if re.match(magic, start, re.DOTALL):
-            return found
+            return kind
     if start[TAR] == b"ustar" and b"\0" in start[: TAR.start]:
         return ARCHIVE
     encoding = wide_encoding(start)

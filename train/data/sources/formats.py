@@ -254,12 +254,12 @@ def find_text_column(path: Path, name: str, place: str) -> str:
         Broken: no column holds text, or several do and none is called as text is. Or it is not plain
             that the only one is the text: it names the row, or another has a type that is not read.
     """
-    found = measure_columns(path, name)
-    sizes = found.sizes
-    if not found.rows:
+    columns = measure_columns(path, name)
+    sizes = columns.sizes
+    if not columns.rows:
         return ""
-    if not sizes and found.bad:
-        row, bad = found.bad
+    if not sizes and columns.bad:
+        row, bad = columns.bad
         raise Broken(f"has no row that can be read: {bad.what}{bad.why}", ONE_VALUE, row)
     for column in TEXT_COLUMNS:
         if sizes.get(column) is not None:
@@ -271,7 +271,7 @@ def find_text_column(path: Path, name: str, place: str) -> str:
             f"They are for fine-tuning: make finetune DATA={place} MODEL=RUN_OR_FOLDER (docs/finetune.md "
             f"has whole commands). To pretrain on one column, name it: DATA={place}#COLUMN",
         )
-    for column, kind in found.kinds.items():
+    for column, kind in columns.kinds.items():
         if column.lower() in TEXT_COLUMNS and sizes[column] is None:
             raise Broken(
                 f"column {column!r} is {kind}, not text",
@@ -286,9 +286,9 @@ def find_text_column(path: Path, name: str, place: str) -> str:
             f"has several text columns: {', '.join(texts)}",
             f"Choose one: DATA={place}#{texts[0]}",
         )
-    others = [kind for column, kind in found.kinds.items() if column != texts[0]]
+    others = [kind for column, kind in columns.kinds.items() if column != texts[0]]
     if IDENTIFIER.fullmatch(texts[0]) or not all(map(PLAIN.fullmatch, others)):
-        types = ", ".join(f"{column}: {found.kinds.get(column, 'string')}" for column in sizes)
+        types = ", ".join(f"{column}: {columns.kinds.get(column, 'string')}" for column in sizes)
         raise Broken(
             f"has no column that is plainly its text ({types})",
             f"Name the one that is, or convert it to text: DATA={place}#COLUMN",
@@ -298,39 +298,39 @@ def find_text_column(path: Path, name: str, place: str) -> str:
 
 def measure_columns(path: Path, name: str) -> Columns:
     """Look at the first rows of a file of rows. Raises Broken if nothing is read before the fault."""
-    found = Columns()
-    columns: tuple[str, ...] = ()
+    columns = Columns()
+    names: tuple[str, ...] = ()
     if read_start(path, name).kind == "parquet":
         with open_parquet(path) as file:
-            found.rows = file.metadata.num_rows
-            found.sizes = dict.fromkeys(file.schema_arrow.names)
-            found.kinds = {field.name: str(field.type) for field in file.schema_arrow}
-            columns = tuple(field.name for field in file.schema_arrow if is_text(field.type))
-        if not columns:
-            return found
+            columns.rows = file.metadata.num_rows
+            columns.sizes = dict.fromkeys(file.schema_arrow.names)
+            columns.kinds = {field.name: str(field.type) for field in file.schema_arrow}
+            names = tuple(field.name for field in file.schema_arrow if is_text(field.type))
+        if not names:
+            return columns
     try:
-        for row, value in itertools.islice(read(path, name, columns), FIRST_ROWS):
+        for row, value in itertools.islice(read(path, name, names), FIRST_ROWS):
             if isinstance(value, dict):
-                found.rows += 1
-                measure_cells(value, found)
+                columns.rows += 1
+                measure_cells(value, columns)
             elif value.reason != "empty":
-                found.rows += 1
-                found.bad = found.bad or (row, value)
+                columns.rows += 1
+                columns.bad = columns.bad or (row, value)
     except Broken:
-        if not any(size is not None for size in found.sizes.values()):
+        if not any(size is not None for size in columns.sizes.values()):
             raise  # else whoever reads the rows finds it again, and says in which
-    return found
+    return columns
 
 
-def measure_cells(row: dict[str, Any], found: Columns) -> None:
+def measure_cells(row: dict[str, Any], columns: Columns) -> None:
     """Add a row's characters of text to those of its columns. Null is text of no characters."""
     for column, cell in row.items():
         if cell is None or type(cell) is str:
-            found.sizes[column] = (found.sizes.get(column) or 0) + len(cell or "")
+            columns.sizes[column] = (columns.sizes.get(column) or 0) + len(cell or "")
         else:
-            found.sizes.setdefault(column, None)
-            if PLAIN.fullmatch(found.kinds.get(column, "null")):
-                found.kinds[column] = type(cell).__name__
+            columns.sizes.setdefault(column, None)
+            if PLAIN.fullmatch(columns.kinds.get(column, "null")):
+                columns.kinds[column] = type(cell).__name__
 
 
 # ---- JSON
@@ -438,7 +438,7 @@ def parse_line(row: int, line: bytes, only_objects: bool) -> dict[str, Any] | Ba
         some = line[:40].decode(errors="replace").strip()
         why = "nested too deeply"
         if isinstance(error, json.JSONDecodeError):
-            why = f"{error.msg} at column {error.colno}"
+            why = f"{error.msg.removesuffix(' at')} at column {error.colno}"
         bad = Bad("not json", f"not valid JSON: {some}", f" ({why})")
     except ValueError as error:
         raise Broken(f"not valid JSON: {explain(error)}", FIX_ROW, row) from None

@@ -162,13 +162,13 @@ def list_files(place: str) -> tuple[list[str], Counter[str]]:
         return [place], left_out
     if path.is_dir():
         below = expand(f"{glob.escape(str(path))}/**/*")
-        found = [place.rstrip("/") + name.removeprefix(str(path)) for name in below]
+        places = [place.rstrip("/") + name.removeprefix(str(path)) for name in below]
     else:
-        found = sorted(expand(place)) if glob.has_magic(place) else []
-        if not found:
+        places = sorted(expand(place)) if glob.has_magic(place) else []
+        if not places:
             raise CorpusError(f"DATA={place}: {explain_missing(place, path)}")
     names = []
-    for name in drop_links(found):
+    for name in drop_links(places):
         if problem := find_problem(find_path(name)):
             left_out[problem.kind] += 1
         else:
@@ -212,13 +212,13 @@ def walk_folders(folder: Path) -> Iterator[Path]:
     """Yield a folder and those below it, in order, each folder once; no hidden ones."""
     known = {os.path.realpath(folder)}
     for parent, folders, _ in os.walk(folder, onerror=refuse, followlinks=True):
-        kept = []
+        visited = []
         for name in sorted(folders):
             real = os.path.realpath(os.path.join(parent, name))
             if not name.startswith(".") and real not in known:
                 known.add(real)
-                kept.append(name)
-        folders[:] = kept
+                visited.append(name)
+        folders[:] = visited
         yield Path(parent)
 
 
@@ -243,13 +243,13 @@ def expand(pattern: str) -> list[str]:
     if not mark:
         names = sorted(glob.glob(pattern, root_dir=ROOT))
         return [name for name in names if not (ROOT / name).is_dir()]
-    found = []
+    matches = []
     for base in sorted(glob.glob(f"{before}/"[1:], root_dir=ROOT)) if before else [""]:
         for folder in walk_folders(ROOT / base):
             below = folder.relative_to(ROOT / base).as_posix()
             start = base if below == "." else f"{base}{below}/"
-            found += expand(glob.escape(start) + (rest.rstrip("/") or "*"))
-    return found
+            matches += expand(glob.escape(start) + (rest.rstrip("/") or "*"))
+    return matches
 
 
 # ---- Which of them hold text

@@ -52,7 +52,9 @@ T = TypeVar("T")
 
 
 class Unanswered(CorpusError):
-    """The hub gave no good answer within the bounds; it may do so later."""
+    """The hub gave no good answer within the bounds; it may do so later, or to another machine."""
+
+    machine_fault = "hub"
 
 
 class NoNetwork(Unanswered):
@@ -109,8 +111,8 @@ def ask_until(
             Exception
         ) as error:  # the hub's client raises a score of types; what matters is at the root of them
             cause, after_s = judge(error)
-            is_late = any(isinstance(found, Late) for found in causes(error))
-            is_offline = any(isinstance(found, socket.gaierror) for found in causes(error))
+            is_late = any(isinstance(each, Late) for each in causes(error))
+            is_offline = any(isinstance(each, socket.gaierror) for each in causes(error))
         finally:
             del question.requested, question.until, question.silence_s
         pause_s = max(
@@ -146,14 +148,14 @@ def judged(repository: str, what: str, error: Exception, page: str) -> tuple[str
             raise CorpusError(
                 f"the hub is not asked for {what}: HF_HUB_OFFLINE is set; unset it"
             ) from error
-    found = causes(error)
-    root = found[-1] if isinstance(error, (ConnectionError, *FINAL)) else error
+    chain = causes(error)
+    root = chain[-1] if isinstance(error, (ConnectionError, *FINAL)) else error
     if isinstance(root, OSError) and root.errno in DISK:
         raise CorpusError(
             f"cannot keep {what}: {root}; make room, or another folder DATA_DIR"
         ) from error
     words = " ".join(f"{type(root).__name__}: {root}".split())[:300]
-    if all(isinstance(each, FINAL) and "JSON" not in type(each).__name__ for each in found):
+    if all(isinstance(each, FINAL) and "JSON" not in type(each).__name__ for each in chain):
         raise CorpusError(
             f"cannot use {what}: {words}; check the source's repository, config and revision, and "
             f"{page}"
@@ -163,12 +165,12 @@ def judged(repository: str, what: str, error: Exception, page: str) -> tuple[str
 
 def causes(error: BaseException) -> list[BaseException]:
     """The error and what it came from, the root last."""
-    found: list[BaseException] = []
+    chain: list[BaseException] = []
     current: BaseException | None = error
-    while current is not None and current not in found:
-        found.append(current)
+    while current is not None and current not in chain:
+        chain.append(current)
         current = current.__cause__ or current.__context__
-    return found
+    return chain
 
 
 def refusal(
@@ -178,16 +180,16 @@ def refusal(
     headers: Any = getattr(getattr(cause, "response", None), "headers", {})
     code = headers.get("X-Error-Code", "")
     gated = code == "GatedRepo"
-    said = f"the hub refuses {what} ({status}{', the data set is gated' if gated else ''})"
+    sentence = f"the hub refuses {what} ({status}{', the data set is gated' if gated else ''})"
     if status == 404 and code in ("EntryNotFound", "RevisionNotFound"):
         return CorpusError(
             f"the hub does not have {what} ({status}); check the source's revision and the files on "
             f"{page}, or delete the pin-*.json of the source and run: make data"
         )
     if status == 404 or (status == 401 and not gated):
-        said = f"the hub does not show {what} ({status}): {repository} does not exist, or not for everybody"
+        sentence = f"the hub does not show {what} ({status}): {repository} does not exist, or not for everybody"
     return CorpusError(
-        f"{said}; check the name, set HF_TOKEN to a token that may read it, and accept the license "
+        f"{sentence}; check the name, set HF_TOKEN to a token that may read it, and accept the license "
         f"on {page} where it asks for that"
     )
 

@@ -24,6 +24,7 @@ from typing import Any
 import xxhash
 
 from record.durable import make_printable, write_whole
+from settings.json_file import read_small
 from train.data.sources.content import digest_of, format_of, read_start
 from train.data.sources.given import drop_links, expand, find_path, list_files
 from train.data.sources.hub import GO_ONLINE, NoNetwork, ask
@@ -93,9 +94,9 @@ def pin(
         made = finish(local_pin(s, folder))
     else:
         if path.exists():
-            found = read(s, path)
-            if s.revision in ("", found.revision):
-                return found
+            stored = read(s, path)
+            if s.revision in ("", stored.revision):
+                return stored
         made = hub_pin(s, token)
     text = text_of(made)
     if read_text(path) != text:
@@ -112,13 +113,13 @@ def pinned(s: Source, folder: Path) -> Pinned:
             f"{path}: there is no such file: {s.name} has not been prepared with its current "
             f"declaration; prepare the data with: make data{argument}"
         )
-    found = read(s, path)
-    if s.kind == "hub" and s.revision and s.revision != found.revision:
+    stored = read(s, path)
+    if s.kind == "hub" and s.revision and s.revision != stored.revision:
         raise CorpusError(
-            f"{path}: pins {s.name} at {found.revision[:12]}, but its source says revision = "
+            f"{path}: pins {s.name} at {stored.revision[:12]}, but its source says revision = "
             f"{s.revision[:12]}; prepare the data with: make data"
         )
-    return found
+    return stored
 
 
 def pin_path(s: Source, folder: Path) -> Path:
@@ -142,7 +143,7 @@ def text_of(made: Pinned) -> str:
 
 def read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_small(path).decode()
     except (OSError, UnicodeDecodeError):
         return ""
 
@@ -150,7 +151,7 @@ def read_text(path: Path) -> str:
 def read(s: Source, path: Path) -> Pinned:
     """The pin in that file."""
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        content: dict[str, Any] = json.loads(read_small(path))
         if content["schema"] != SCHEMA or content["identity"] != s.identity or not content["files"]:
             raise ValueError("of another schema or source")
         files = tuple(
@@ -292,13 +293,13 @@ def expanded(s: Source) -> list[str]:
     """
     names: set[str] = set()
     for pattern in s.files:
-        found = [name for name in expand(pattern) if find_path(name).is_file()]
-        if not found:
+        matches = [name for name in expand(pattern) if find_path(name).is_file()]
+        if not matches:
             raise CorpusError(
                 f"{s.name}: no file matches {pattern!r} (looked for {find_path(pattern)}); check files in "
                 "the declaration of the source"
             )
-        names.update(found)
+        names.update(matches)
     return drop_links(sorted(names))
 
 

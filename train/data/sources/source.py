@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from settings import ExpectedError
+from settings.json_file import read_small
 from settings.names import find_nearest
 from settings.resolve import show_path
 
@@ -225,14 +226,14 @@ KINDS = {"repository": "hub", "files": "files", "embedded": "stdlib"}
 def declaration(name: str, folders: Sequence[Path]) -> Path:
     """Find the file NAME.toml that declares a source. Raises CorpusError."""
     paths = sorted(path for folder in folders for path in declarations(folder))
-    found = [path for path in paths if path.stem == name]
+    matches = [path for path in paths if path.stem == name]
     own = show_path(folders[-1] / f"{name}.toml")
-    if len(found) > 1:
-        others = " and ".join(map(show_path, found))
+    if len(matches) > 1:
+        others = " and ".join(map(show_path, matches))
         raise CorpusError(
             f"DATA_MIX names {name}, which is declared twice, in {others}; rename {own}"
         )
-    if not found:
+    if not matches:
         known = [path.stem for path in paths]
         meant = find_nearest(name, known)
         raise CorpusError(
@@ -240,7 +241,7 @@ def declaration(name: str, folders: Sequence[Path]) -> Path:
             + (f"; did you mean {meant}?" if meant else "")
             + f" (a source of your own is a file {own})"
         )
-    return found[0]
+    return matches[0]
 
 
 def declarations(folder: Path) -> list[Path]:
@@ -256,7 +257,7 @@ def declared(name: str, folders: Sequence[Path]) -> Source:
     path = declaration(name, folders)
     shown = show_path(path)
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(read_small(path).decode())
         if content.get("max_epochs") == "unlimited":
             content["max_epochs"] = math.inf
         kind = check_content(content)

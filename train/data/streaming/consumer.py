@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
 from record import number_formats
+from record.regular_file import only_regular
 from record.run_paths import RunPaths
 from settings import ROOT
 from settings.config import Config
@@ -32,7 +33,7 @@ from train.data.manifest import DataError
 from train.data.mixture import SourceOrder
 from train.data.shards import ShardSet
 from train.data.streaming.node_transfer import Relay
-from train.distributed.world import all_gather_object, broadcast_object
+from train.distributed.world import all_gather_object, raise_together
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +93,7 @@ class StreamingClient:
     def start(self) -> None:
         """Start the producer, with the settings that this process has."""
         self.paths.producer_log.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.paths.producer_log, "ab") as errors:
+        with open(self.paths.producer_log, "ab", opener=only_regular) as errors:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "train.data.streaming.producer"],
                 cwd=ROOT,
@@ -233,8 +234,9 @@ class StreamingClient:
             missing, problems = zip(*all_gather_object((find_lacking(), broken)), strict=True)
             if not any(missing):
                 return waited_s
-            if problem := max(problems) or broadcast_object(self.why_not(waited_s, missing)):
+            if problem := max(problems):
                 raise DataError(problem)
+            raise_together(self.why_not(waited_s, missing))
             time.sleep(LOOK_S)
             waited_s = time.perf_counter() - began
             if waited_s > next_line_s:
@@ -242,34 +244,36 @@ class StreamingClient:
                 say(f"waiting for {what}: {names}, for {waited_s:.0f} s so far{self.progress()}")
                 next_line_s = waited_s + min(max(waited_s, 5.0), LINE_S)
 
-    def why_not(self, waited_s: float, missing: Sequence[str]) -> str:
-        """Say why there is no use in waiting any longer; "" as long as there is, and on other ranks.
+    def why_not(self, waited_s: float, missing: Sequence[str]) -> DataError | None:
+        """Say why there is no use in waiting any longer; None as long as there is, and on other ranks.
 
         Args:
             waited_s: how long training has waited.
             missing: the source that each rank lacks, or "".
         """
         if not self.first:
-            return ""
+            return None
         self.look_after()
         if missing[0] and self.is_refused:
-            return f"the producer of data was refused: {self.problem}"
+            return DataError(f"the producer of data was refused: {self.problem}")
         sent_s = self.relay.moved_s if self.relay else 0.0
         idle_s = time.monotonic() - max(self.moved_s, sent_s)
         if min(idle_s, waited_s) <= timeouts.DATA_TIMEOUT_S:
-            return ""
+            return None
         if not missing[0]:
             rank = next(rank for rank, name in enumerate(missing) if name)
-            return (
+            return DataError(
                 f"rank {rank} has not seen the shards of {missing[rank]} that are made on the first node for "
                 f"{min(idle_s, waited_s):.0f} s: put DATA_DIR={self.config.data_dir} on a disk that all nodes "
                 "share, or run make data on each"
             )
         why = self.problem or self.logged or f"see {self.paths.producer_log}"
-        return (
+        error = DataError(
             f"training has waited {waited_s:.0f} s for data, and their producer has come no further for "
             f"{idle_s:.0f} s: {why}"
         )
+        error.machine_fault = "hub"  # which may answer another machine
+        return error
 
     def close(self) -> None:
         """End the relay, and the producer, which another time goes on after what it has sealed."""

@@ -21,6 +21,7 @@ import torch
 
 from record.durable import open_whole, write_whole
 from settings.config import Config
+from settings.json_file import read_small
 from train.data import data_paths, prepare
 from train.data.manifest import DataError, parse_manifest
 from train.data.mixture import SourceOrder
@@ -128,7 +129,7 @@ class Relay:
         tokenizer = prepare.tokenizer_path(self.config)
         if tokenizer.is_relative_to(self.folder):
             paths.append(tokenizer)
-        return {self.name_of(path): path.read_bytes() for path in paths}
+        return {self.name_of(path): read_small(path) for path in paths}
 
     def send_all(self, v: Vocabulary) -> None:
         """Send manifests when they have changed, and the shards that they name, until the end."""
@@ -257,7 +258,7 @@ class SentSource:
         """Read the manifest. Returns its content, or b"" if that is as before."""
         if not self.manifest.is_file():
             return b""
-        content = self.manifest.read_bytes()
+        content = read_small(self.manifest)
         if content == self.content:
             return b""
         self.content = content

@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from record.regular_file import open_regular
+from record.regular_file import only_regular, open_regular
 from train.data.data_paths import core_bundle_path
 from train.data.prepare import one_at_a_time
 from train.data.sources.content import digest_of, looks_like
@@ -190,7 +190,7 @@ def fetch(url: str, sha256: str, path: Path) -> None:
         request = urllib.request.Request(url, headers={"User-Agent": "pure-transformer"})
         with (
             urllib.request.urlopen(request, timeout=SILENCE_S) as answer,
-            open(partial, "wb") as file,
+            open(partial, "wb", opener=only_regular) as file,
         ):
             shutil.copyfileobj(answer, file)
 

@@ -117,7 +117,9 @@ def test_a_producer_that_is_refused_ends_a_wait_at_once_and_says_why(
     assert [r.levelno for r in caplog.records] == [
         logging.WARNING
     ] and "the hub refuses it (403)" in caplog.text
-    assert this.why_not(0.0, ["s"]) == "the producer of data was refused: the hub refuses it (403)"
+    refused = this.why_not(0.0, ["s"])
+    assert str(refused) == "the producer of data was refused: the hub refuses it (403)"
+    assert not refused.machine_fault
     monkeypatch.setattr(consumer, "REFUSED_S", 0.1)
     first = this.process
     until(
@@ -162,17 +164,18 @@ def test_a_producer_that_reads_nothing_does_not_hold_training_up(tmp_path, produ
 def test_a_rank_that_never_sees_the_shards_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(timeouts, "DATA_TIMEOUT_S", 5)
     this = quiet(tmp_path)
-    assert this.why_not(7.0, ["", "", "s"]) == ""  # more is still made
+    assert this.why_not(7.0, ["", "", "s"]) is None  # more is still made
     this.moved_s = time.monotonic() - 6
-    assert this.why_not(4.0, ["", "", "s"]) == ""
+    assert this.why_not(4.0, ["", "", "s"]) is None
     this.relay = cast(Any, SimpleNamespace(moved_s=time.monotonic()))
-    assert this.why_not(7.0, ["", "", "s"]) == ""  # or sent
+    assert this.why_not(7.0, ["", "", "s"]) is None  # or sent
     this.relay = None
-    assert "rank 2 has not seen the shards of s" in this.why_not(7.0, ["", "", "s"])
-    assert "on a disk that all nodes share" in this.why_not(7.0, ["", "", "s"])
+    assert "rank 2 has not seen the shards of s" in str(this.why_not(7.0, ["", "", "s"]))
+    assert "on a disk that all nodes share" in str(this.why_not(7.0, ["", "", "s"]))
     assert (
         StreamingClient(Config(), RunPaths(tmp_path), first=False, held_out={}).why_not(
             10**6, ["s", "s"]
         )
-        == ""
+        is None
     )
+    assert this.why_not(7.0, ["s", "", ""]).machine_fault == "hub"

@@ -1,0 +1,97 @@
+"""A run's folder that somebody else made may have links for files: what a run writes does not follow them."""
+
+import contextlib
+import logging
+
+import pytest
+
+from analysis.tables import write_csv
+from record.durable import write_whole
+from record.locks import RunFolderError, hold, hold_run, open_console
+from record.recorder import Recorder
+from record.run_paths import RunPaths
+from tests.train.making import ALONE
+from train import run_folder
+from train.data.prepare import one_at_a_time
+
+CONTENT = "of the user\n"
+
+
+@contextlib.contextmanager
+def log_to(paths):
+    handlers = list(logging.getLogger().handlers)
+    try:
+        run_folder.log_to_files(paths, ALONE)
+        logging.getLogger().error("a line")
+        yield
+    finally:
+        for handler in set(logging.getLogger().handlers) - set(handlers):
+            logging.getLogger().removeHandler(handler)
+            handler.close()
+
+
+def prepare(paths):
+    return one_at_a_time(paths.folder / "text")
+
+
+def replace(paths):
+    write_whole(paths.status, b"{}")
+    return contextlib.nullcontext()
+
+
+def tabulate(paths):
+    write_csv(paths.folder / "training.csv", ["step"], [[1]])
+    return contextlib.nullcontext()
+
+
+WRITERS = {
+    ".lock": hold_run,
+    ".job": lambda paths: hold(paths.job, "works on this run"),
+    "train.log": log_to,
+    "logs/node_0.log": log_to,
+    "console.log": lambda paths: open_console(paths.console_log),
+    "metrics.jsonl": lambda paths: contextlib.closing(Recorder(paths, True, 0, 10, 5)),
+    "STATUS.json": replace,
+    "training.csv": tabulate,
+    "text/.lock": prepare,
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("exists", [True, False])
+def test_what_a_run_writes_is_never_a_file_elsewhere(tmp_path, name, exists):
+    elsewhere = tmp_path / "elsewhere"
+    if exists:
+        elsewhere.write_text(CONTENT)
+    paths = RunPaths(tmp_path / "run")
+    link = paths.folder / name
+    link.parent.mkdir(parents=True)
+    link.symlink_to(elsewhere)
+    with contextlib.suppress(RunFolderError, OSError), WRITERS[name](paths):
+        pass
+    if exists:
+        assert elsewhere.read_text() == CONTENT
+    else:
+        assert not elsewhere.exists()
+    # Nor by another name of the same file, as `cp -al` makes.
+    if exists:
+        with contextlib.suppress(FileNotFoundError):
+            link.unlink()
+        link.hardlink_to(elsewhere)
+        with contextlib.suppress(RunFolderError), WRITERS[name](paths):
+            pass
+        assert elsewhere.read_text() == CONTENT
+    # The name is right: without the link, it is this that is written.
+    with contextlib.suppress(FileNotFoundError):
+        link.unlink()
+    with WRITERS[name](paths):
+        assert link.exists()
+
+
+def test_a_lock_with_two_names_is_taken_by_nobody_else(tmp_path):
+    """A backup by hard links, while the run trains."""
+    paths = RunPaths(tmp_path / "run")
+    with hold_run(paths):
+        (tmp_path / "backup").hardlink_to(paths.lock)
+        with pytest.raises(RunFolderError, match="locked by another process"):
+            hold_run(paths)
