@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.train.making import ALONE
 from train.model.model import build
@@ -51,7 +52,40 @@ def three_steps(c):
     return {name: (before[name], grads[name], weights[name].detach().numpy()) for name in weights}
 
 
-def test_muon_follows_its_formula_on_hidden_matrices_and_adamw_updates_the_rest(muon):
+class Products(TorchDispatchMode):
+    """Notes the types of the matrices that are multiplied."""
+
+    def __init__(self):
+        super().__init__()
+        self.types = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
+            self.types |= {each.dtype for each in args}
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("is_fast", "multiplied"), [(True, torch.bfloat16), (False, torch.float32)]
+)
+def test_muon_multiplies_in_float32_where_bfloat16_is_slow(muon, monkeypatch, is_fast, multiplied):
+    plain = three_steps(muon)
+    monkeypatch.setattr("train.optim.has_fast_bfloat16", lambda device: is_fast)
+    with Products() as products:
+        weights = three_steps(muon)
+    assert products.types == {multiplied}
+    for name, (before, _, after) in weights.items():
+        moved = np.abs(plain[name][2] - before).mean()
+        assert np.abs(after - plain[name][2]).mean() < 5e-3 * moved, (
+            name
+        )  # one bfloat16 in hundreds
+
+
+@pytest.mark.parametrize("is_fast", [True, False])
+def test_muon_follows_its_formula_on_hidden_matrices_and_adamw_updates_the_rest(
+    muon, monkeypatch, is_fast
+):
+    monkeypatch.setattr("train.optim.has_fast_bfloat16", lambda device: is_fast)
     found = three_steps(muon)
     plain = three_steps(dataclasses.replace(muon, optimizer="adamw"))
     hidden = {name for name, (w, _, _) in found.items() if w.ndim == 2 and "layers." in name}
