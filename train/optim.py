@@ -7,6 +7,8 @@ Matrices decay, vectors (the norms) do not. The learning rate and all other valu
 """
 
 import contextlib
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +37,13 @@ class Float32Products(TorchDispatchMode):
 
     PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self,
+        function: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         if function in self.PRODUCTS and args[0].dtype == torch.bfloat16:
             return function(*[each.float() for each in args], **(kwargs or {})).bfloat16()
         return function(*args, **(kwargs or {}))
