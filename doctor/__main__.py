@@ -2,7 +2,8 @@
 
     WHERE=local, cluster      this machine, or the cluster that kubectl knows; auto: both, if kubectl knows one
     PROBE=1                   measures this machine for a minute, for make plan
-    python -m doctor          a line a check, what fails last; JSON=1: the same as JSON
+    python -m doctor          a line for each check that does not pass, failures last
+    MORE=1, JSON=1            a line for each check; the same as JSON
     exit code                 0; 78 or 64 where something fails that ALLOW_FAIL does not name
 
 It changes nothing but, with PROBE=1, what is known of this machine (plan/measured.py).
@@ -39,60 +40,63 @@ SCHEMA = 1
 ORDER = (PASS, WARN, FAIL)  # what matters stands where the eye is when it is through
 
 
-def text(found: Sequence[Finding], allow_fail: str, seconds: float) -> str:
-    stopping, allowed = split(allow_fail, found)
-    counts = ", ".join(f"{sum(f.level == level for f in found)} {level}" for level in ORDER)
-    said = [
-        *format_findings(sorted(found, key=lambda finding: ORDER.index(finding.level))),
-        f"doctor: {counts}, in {seconds:.1f} s",
-    ]
+def as_text(findings: Sequence[Finding], c: Config, seconds: float) -> str:
+    """Return a line for each finding that somebody would act on, or that PROBE=1 measured.
+
+    What passes is counted. MORE=1 lists it, and says how long all took.
+    """
+    stopping, allowed = split(c.allow_fail, findings)
+    listed = [f for f in findings if c.more or f.level != PASS or f.name.startswith("probe-")]
+    passed = len(findings) - len(listed)
+    lines = [f"PASS  {passed} checks (MORE=1 lists them)"] if passed else []
+    lines += format_findings(sorted(listed, key=lambda finding: ORDER.index(finding.level)))
+    if c.more:
+        counts = ", ".join(f"{sum(f.level == level for f in findings)} {level}" for level in ORDER)
+        lines.append(f"{counts}, in {seconds:.1f} s")
     if allowed:
-        said.append(f"ALLOW_FAIL lets a run start in spite of {names(allowed)}")
+        lines.append(f"ALLOW_FAIL lets a run start in spite of {', '.join(unique(allowed))}")
     if stopping:
-        said.append(
-            f"a run would be stopped by {names(stopping)}; to start it all the same: "
-            f"ALLOW_FAIL={','.join(dict.fromkeys([*filter(None, allow_fail.split(',')), *unique(stopping)]))}"
+        names = dict.fromkeys([*filter(None, c.allow_fail.split(",")), *unique(stopping)])
+        lines.append(
+            f"A run would be stopped by {', '.join(unique(stopping))}. To start it all the same: "
+            f"ALLOW_FAIL={','.join(names)}"
         )
     if terminal.find_columns():
-        said = [part for line in said for part in wrapped(line)]
-    return "".join(f"{line}\n" for line in said)
+        lines = [part for line in lines for part in wrapped(line)]
+    return "".join(f"{line}\n" for line in lines)
 
 
-def names(found: Sequence[Finding]) -> str:
-    return ", ".join(unique(found))
+def unique(findings: Sequence[Finding]) -> list[str]:
+    return list(dict.fromkeys(finding.name for finding in findings))
 
 
-def unique(found: Sequence[Finding]) -> list[str]:
-    return list(dict.fromkeys(finding.name for finding in found))
-
-
-def as_json(found: Sequence[Finding], allow_fail: str, seconds: float) -> str:
-    stopping, _ = split(allow_fail, found)
+def as_json(findings: Sequence[Finding], c: Config, seconds: float) -> str:
+    stopping, _ = split(c.allow_fail, findings)
     content = {
         "schema": SCHEMA,
         "code": code_of(stopping),
         "stops": unique(stopping),
         "seconds": round(seconds, 1),
-        "findings": [dataclasses.asdict(finding) for finding in found],
+        "findings": [dataclasses.asdict(finding) for finding in findings],
     }
     return json.dumps(content, indent=1) + "\n"
 
 
-def look(c: Config) -> list[Finding]:
-    """Both sides at once: each waits for others most of the time. Raises SettingsError."""
+def run_checks(c: Config) -> list[Finding]:
+    """Check this machine and the cluster at once: each waits for others most of the time. Raises SettingsError."""
     if c.where == "cluster":
         return cluster_checks.findings(cluster_config()[0])
     check_trackers(c)
     with ThreadPoolExecutor() as pool:
-        there = (
-            pool.submit(of_cluster) if c.where == "auto" and cluster_checks.has_context() else None
-        )
-        found = local_checks.findings(c)
-        return found + (there.result() if there else [])
+        of_cluster = None
+        if c.where == "auto" and cluster_checks.has_context():
+            of_cluster = pool.submit(check_cluster)
+        findings = local_checks.findings(c)
+        return findings + (of_cluster.result() if of_cluster else [])
 
 
-def of_cluster() -> list[Finding]:
-    """Of a cluster that was not asked for by name: settings that only a launch would refuse are a warning."""
+def check_cluster() -> list[Finding]:
+    """Check a cluster that was not asked for by name: settings that only a launch would refuse are a warning."""
     try:
         return cluster_checks.findings(cluster_config()[0])
     except SettingsError as error:
@@ -103,20 +107,20 @@ def of_cluster() -> list[Finding]:
 
 
 def measure(c: Config) -> list[Finding]:
-    """PROBE=1, after all else, which would disturb it. What it does is said on standard error."""
+    """Measure this machine for PROBE=1, after all else, which would disturb it. Progress goes to standard error."""
 
     def say(text: str) -> None:
         complain(f"probe: {text}")
 
     measured = probing.measure(c, say)
-    found = probed.findings(c, measured)
-    if any(finding.name == "probe-alone" for finding in found):
+    findings = probed.findings(c, measured)
+    if any(finding.name == "probe-alone" for finding in findings):
         text = "what was measured is not kept for make plan: other programs used this machine meanwhile"
-        return [*found, Finding("probe-kept", WARN, text, "measure again when it is idle")]
+        return [*findings, Finding("probe-kept", WARN, text, "measure again when it is idle")]
     try:
         probing.keep(c, measured)
     except OSError as error:
-        found.append(
+        findings.append(
             Finding(
                 "probe-kept",
                 WARN,
@@ -124,27 +128,26 @@ def measure(c: Config) -> list[Finding]:
                 "mend what is wrong with RUNS_DIR",
             )
         )
-    return found
+    return findings
 
 
 def main() -> int:
-    """Returns the exit code."""
+    """Return the exit code."""
     began = time.monotonic()
     try:
-        c = (
-            where.decide().config
-        )  # of a cluster's run, which load_config would check as one of this machine
+        # load_config would check the settings of a cluster's run as one of this machine
+        c = where.decide().config
         c = c if c.where == "cluster" else load_config()
         refuse_unknown_checks(c.allow_fail)
-        found = look(c)
+        findings = run_checks(c)
     except SettingsError as error:
         complain(explain_error(error))
         return error.exit_code
     if c.probe and c.where != "cluster":
-        found += measure(c)
-    say = as_json if c.json else text
-    sys.stdout.write(say(found, c.allow_fail, time.monotonic() - began))
-    return code_of(split(c.allow_fail, found)[0])
+        findings += measure(c)
+    format_all = as_json if c.json else as_text
+    sys.stdout.write(format_all(findings, c, time.monotonic() - began))
+    return code_of(split(c.allow_fail, findings)[0])
 
 
 if __name__ == "__main__":

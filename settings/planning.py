@@ -95,6 +95,9 @@ class Planning(Section):
         used_by={"doctor"},
     )
     more: bool = setting(
-        False, "Print every layout and table too.", needs="REVIEW!=1", used_by={"plan"}
+        False,
+        "Print every layout and table of a plan, every check of the doctor.",
+        needs="REVIEW!=1",
+        used_by={"plan", "doctor"},
     )
     json: bool = setting(False, "Print JSON.", used_by={"plan", "doctor", "compare"})

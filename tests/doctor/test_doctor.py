@@ -51,7 +51,7 @@ def run(tmp_path: Path, **settings: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_machine_that_will_do_passes_and_stays_as_it_was(tmp_path: Path) -> None:
-    done = run(tmp_path)
+    done = run(tmp_path, MORE="1")
     assert done.returncode == 0 and done.stderr == "", done.stdout + done.stderr
     names = [line.split()[1] for line in done.stdout.splitlines()[:-1]]
     for name in (
@@ -96,7 +96,7 @@ def test_what_fails_is_said_last_with_the_code_and_without_secrets(
         "WARN  wandb" in out
         and "of which the run needs DATA_MIX: GBaker/MedQA-USMLE-4-options" in out
     )
-    assert "FAIL  gpus" in out and lines[-1].startswith("a run would be stopped by gpus, hub;")
+    assert "FAIL  gpus" in out and lines[-1].startswith("A run would be stopped by gpus, hub.")
     monkeypatch.setenv("ALLOW_FAIL", "hub")
     monkeypatch.setenv("JSON", "1")
     code, (as_json, err) = doctor.main(), capfd.readouterr()
@@ -123,25 +123,25 @@ ONE, TWO = (
 @pytest.mark.parametrize(
     ("found", "allow", "code", "last"),
     [
-        ([Finding("a", WARN, "so", "do")], "", 0, "doctor: 0 PASS, 1 WARN, 0 FAIL, in 1.2 s\n"),
+        ([Finding("a", WARN, "so", "do")], "", 0, "WARN  a  so; do\n"),
         (
             [TWO],
             "",
             64,
-            "a run would be stopped by gpus; to start it all the same: ALLOW_FAIL=gpus\n",
+            "A run would be stopped by gpus. To start it all the same: ALLOW_FAIL=gpus\n",
         ),
         (
             [TWO, ONE, ONE],
             "x",
             78,
-            "a run would be stopped by gpus, disk; to start it all the same: "
+            "A run would be stopped by gpus, disk. To start it all the same: "
             "ALLOW_FAIL=x,gpus,disk\n",
         ),
         (
             [TWO, ONE],
             "disk",
             64,
-            "a run would be stopped by gpus; to start it all the same: ALLOW_FAIL=disk,gpus\n",
+            "A run would be stopped by gpus. To start it all the same: ALLOW_FAIL=disk,gpus\n",
         ),
         ([TWO], "gpus", 0, "ALLOW_FAIL lets a run start in spite of gpus\n"),
     ],
@@ -149,10 +149,30 @@ ONE, TWO = (
 def test_the_end_says_what_stops_a_run_and_how_to_start_it(
     found: list[Finding], allow: str, code: int, last: str
 ) -> None:
-    assert doctor.text(found, allow, 1.23).endswith("\n" + last)
-    content = json.loads(doctor.as_json(found, allow, 1.23))
+    c = Config(allow_fail=allow)
+    assert f"\n{doctor.as_text(found, c, 1.23)}".endswith("\n" + last)
+    content = json.loads(doctor.as_json(found, c, 1.23))
     assert content["code"] == code == doctor.code_of(doctor.split(allow, found)[0])
     assert len(content["findings"]) == len(found)
+
+
+def test_what_passes_is_counted_and_more_lists_it() -> None:
+    passing = [Finding("shm", PASS, "big"), Finding("clock", PASS, "right")]
+    measured = Finding("probe-disk", PASS, "100 MB/s")
+    warned = Finding("wandb", WARN, "no key", "log in")
+    findings = [passing[0], warned, measured, passing[1]]
+    assert doctor.as_text(findings, Config(), 1.23).splitlines() == [
+        "PASS  2 checks (MORE=1 lists them)",
+        "PASS  probe-disk  100 MB/s",
+        "WARN  wandb       no key; log in",
+    ]
+    assert doctor.as_text(findings, Config(more=True), 1.23).splitlines() == [
+        "PASS  shm         big",
+        "PASS  probe-disk  100 MB/s",
+        "PASS  clock       right",
+        "WARN  wandb       no key; log in",
+        "3 PASS, 1 WARN, 0 FAIL, in 1.2 s",
+    ]
 
 
 # ---- This machine, a cluster, or both
@@ -212,7 +232,7 @@ def test_settings_that_only_a_launch_refuses_stop_nothing_here(
 def test_probe_measures_last_and_what_cannot_be_kept_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    for name, value in (environment(tmp_path) | {"PROBE": "1"}).items():
+    for name, value in (environment(tmp_path) | {"PROBE": "1", "MORE": "1"}).items():
         monkeypatch.setenv(name, value)
     kept: list[object] = []
     monkeypatch.setattr(doctor.local_checks, "findings", lambda _: [Finding("here", PASS, "")])
