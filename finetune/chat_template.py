@@ -29,6 +29,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from tokenizers import Encoding
 
+from finetune.limits import CPU_S, MEMORY, ends_within_limits
 from finetune.row_shapes import THOUGHTS, Conversation, Message, Unfit
 from settings.resolve import show_path
 from train.data.sources.formats import Bad
@@ -142,6 +143,31 @@ class ChatTemplate:
         is_small = max(self.tokenizer.get_vocab().values()) < 2**16
         self.dtype: type[np.unsignedinteger] = np.uint16 if is_small else np.uint32
 
+        if not ends_within_limits(lambda: self.read_replies(stop_token)):
+            file = folder / "chat_template.jinja"
+            if not file.is_file():
+                file = folder / "tokenizer_config.json"
+            raise TokenizerError(
+                f"{show_path(file)}: writing two short messages with this chat template took more than "
+                f"{CPU_S} s or {MEMORY >> 30} GiB of memory. Choose a model with another template, or "
+                "replace this one."
+            )
+        stop_tokens = self.read_replies(stop_token)
+        self.stop_ids = sorted({self.tokenizer.convert_tokens_to_ids(it) for it in stop_tokens})
+        self.fingerprint = hash_parts(
+            VERSION,
+            self.template,
+            self.tokenizer.backend_tokenizer.to_str(),
+            sorted(map(str, self.tokenizer.special_tokens_map.items())),
+            self.endings,
+        )
+        if "strftime_now" in self.template:
+            self.remarks.append(
+                "The chat template writes the date, so data prepared on another day differ in it."
+            )
+
+    def read_replies(self, stop_token: str) -> list[str]:
+        """Find out how replies are written, and return what ends them. Raises TokenizerError."""
         self.remarks: list[str] = []
         try:
             self.endings = self.find_endings(stop_token)
@@ -156,18 +182,7 @@ class ChatTemplate:
                 "model with another template, or put one with {% generation %} marks into its folder "
                 "as chat_template.jinja."
             ) from None
-        self.stop_ids = sorted({self.tokenizer.convert_tokens_to_ids(it) for it in stop_tokens})
-        self.fingerprint = hash_parts(
-            VERSION,
-            self.template,
-            self.tokenizer.backend_tokenizer.to_str(),
-            sorted(map(str, self.tokenizer.special_tokens_map.items())),
-            self.endings,
-        )
-        if "strftime_now" in self.template:
-            self.remarks.append(
-                "The chat template writes the date, so data prepared on another day differ in it."
-            )
+        return stop_tokens
 
     # ---- Text
 
@@ -191,6 +206,8 @@ class ChatTemplate:
                     tokenize=False,
                 )
             )
+        except MemoryError:
+            raise
         except Exception as error:  # a template raises what it likes
             raise Refused("template", f"it says: {shorten(error)}") from None
 
@@ -433,6 +450,8 @@ class ChatTemplate:
                 return_assistant_tokens_mask=True,
                 **self.tokenizer.special_tokens_map,
             )
+        except MemoryError:
+            raise
         except Exception as error:  # as in render
             raise Refused("template", f"it says: {shorten(error)}") from None
         (text,), (marks,) = made

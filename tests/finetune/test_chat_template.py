@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
+from finetune import limits
 from finetune.chat_template import ChatTemplate, Labelled
 from finetune.row_shapes import Conversation
 from tests.extra_packages import install_apart
@@ -230,6 +231,26 @@ def test_a_template_that_nothing_can_be_learned_from_is_refused(
 ) -> None:
     with pytest.raises(TokenizerError, match=f"a-model: .*{words}"):
         template(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{% for i in range(99999) %}" * 3 + "{% endfor %}" * 3,
+        "{% macro two(n) %}{% if n %}{{ two(n-1) }}{{ two(n-1) }}{% endif %}{% endmacro %}{{ two(60) }}",
+        "{{ 9 ** (9**9) }}",
+        "{{ 'a' * 2**31 }}",
+        "{% generation %}{{ 'a' * 2**31 }}{% endgeneration %}",
+    ],
+)
+def test_a_template_that_does_not_end_is_refused(
+    text: str, template: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "CPU_S", 1)
+    with pytest.raises(
+        TokenizerError, match=r"chat_template\.jinja: .* took more than 5 s or 1 GiB"
+    ):
+        template(CHATML + text)
 
 
 def test_what_a_template_refuses_is_dropped_in_its_words(template: Any) -> None:
