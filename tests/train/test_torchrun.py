@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -80,6 +81,32 @@ def test_a_torchrun_that_is_killed_leaves_nothing_behind_whatever_it_started(tmp
         wait_for(tmp_path / f"started{rank}", "yes", seconds=60)
     process.kill()
     process.wait()
+    wait_until(lambda: not processes_of(tmp_path))
+
+
+LAUNCHER = """
+import subprocess, sys
+subprocess.run([sys.executable, "-m", "train.torchrun", "--nproc-per-node=2", "-m", "worker"])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a service of Linux")
+def test_a_stopped_torchrun_ends_with_its_launcher(tmp_path):
+    (tmp_path / "worker.py").write_text(f"SLEEPS = True\n{WORKER}")
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER],
+        cwd=tmp_path,
+        env=os.environ
+        | {"PYTHONPATH": f"{ROOT}:{tmp_path}", "OMP_NUM_THREADS": "1"}
+        | {"RUNS_DIR": str(tmp_path)},  # by which they are found
+        start_new_session=True,  # as DETACH=1 does
+    )
+    for rank in range(2):
+        wait_for(tmp_path / f"started{rank}", "yes", seconds=60)
+    (pid,) = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+    os.kill(int(pid), signal.SIGSTOP)
+    launcher.kill()
+    launcher.wait()
     wait_until(lambda: not processes_of(tmp_path))
 
 
