@@ -50,6 +50,7 @@ def findings(c: Config) -> list[Finding]:
         machine.memory(c, read_memory(), processes, on_gpus),
         machine.shm(machine.shm_free(), processes, on_gpus),
         machine.open_files(machine.files_limit(), machine.files_needed(c, processes, on_gpus)),
+        machine.loopback(machine.loopback_fault(), processes) if processes > 1 else None,
         *disks,
         machine.ports(c, machine.meeting(c)) if c.site_nodes > 1 else None,
         *site_checks.findings(c),

@@ -150,8 +150,30 @@ def open_files(limits: tuple[int, int], need: int) -> Finding:
 
 
 # ---------------------------------------------------------------------------------------------------
-# Port
+# Loopback, port
 # ---------------------------------------------------------------------------------------------------
+
+
+def loopback_fault() -> str:
+    """Return why nothing of this machine can be reached at 127.0.0.1, "" if it can. Sends nothing."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("127.0.0.1", 1))
+        except OSError as error:
+            return str(error.strerror)
+    return ""
+
+
+def loopback(fault: str, processes: int) -> Finding | None:
+    """Judge the interface by which the processes of one machine reach each other (train/torchrun.py)."""
+    if not fault:
+        return None
+    return Finding(
+        "loopback",
+        FAIL,
+        f"127.0.0.1 cannot be reached ({fault}), and {processes} processes talk through it",
+        "turn the loopback interface on (ip link set lo up), or set NPROC=1",
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,6 +24,7 @@ def quick(c: Config) -> list[Finding]:
         machine.memory(c, read_memory(), processes, on_gpus),
         machine.shm(machine.shm_free(), processes, on_gpus),
         machine.open_files(machine.files_limit(), machine.files_needed(c, processes, on_gpus)),
+        machine.loopback(machine.loopback_fault(), processes) if processes > 1 else None,
         *disk.rights(folders),
         *disk.room(disk.places(c, folders)),
         installed.code(),

@@ -31,6 +31,7 @@ CHECK_NAMES = (
     "kubectl",
     "lighthouse",
     "limits",
+    "loopback",
     "memory",
     "namespace",
     "nvml",

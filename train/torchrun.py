@@ -41,7 +41,7 @@ from train.distributed.signed_http import listen
 from train.end_with_parent import end_with_parent
 
 ONE_MACHINE = "one-machine"
-LOOPBACK = "lo"
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 ALL_ADDRESSES = ("::", "0.0.0.0")  # as a socket has them
 TALKATIVE = (
     "torch.distributed.elastic.agent.server.api",

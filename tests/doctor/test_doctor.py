@@ -13,7 +13,7 @@ import pytest
 from huggingface_hub import constants
 
 from doctor import __main__ as doctor
-from doctor import kernels
+from doctor import kernels, machine
 from doctor.quick import quick
 from settings import ROOT
 from settings.config import Config
@@ -280,6 +280,15 @@ def test_the_quick_part_sees_what_stops_a_run(
     assert [(f.name, f.code) for f in failed] == [("gpus", 64), ("attention", 64)]
     huge = config(tmp_path, n_embd=2**18, n_head=2, n_layer=4096)
     assert {f.name for f in quick(huge) if f.level == FAIL} == {"host-memory", "disk"}
+
+
+@pytest.mark.parametrize(("processes", "stopping"), [(1, []), (2, [("loopback", 78)])])
+def test_several_processes_need_a_loopback_interface(
+    processes: int, stopping: list[tuple[str, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "loopback_fault", lambda: "Network is unreachable")
+    found = quick(config(tmp_path, device="cpu", nproc=processes))
+    assert [(f.name, f.code) for f in found if f.level == FAIL] == stopping
 
 
 def test_the_quick_part_loads_no_torch_and_asks_no_network(

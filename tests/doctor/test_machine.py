@@ -193,7 +193,18 @@ def test_the_limit_of_open_files_is_this_process_own() -> None:
     assert done.stdout == "99\n"
 
 
-# ---- Ports
+# ---- Loopback, ports
+
+
+@pytest.mark.parametrize(("apart", "fault"), [([], ""), (["unshare", "--net"], "unreachable")])
+def test_a_loopback_interface_that_is_down_is_found(apart: list[str], fault: str) -> None:
+    if apart and subprocess.run([*apart, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this machine allows no name spaces")
+    code = "from doctor import machine; print(machine.loopback(machine.loopback_fault(), 2))"
+    done = subprocess.run(
+        [*apart, sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert fault in done.stdout and ("ip link set lo up" in done.stdout) is bool(fault)
 
 
 def test_a_port_that_is_taken_is_found(free_port: int) -> None:
