@@ -30,6 +30,8 @@ MOST_VALUES = 1000  # in a tuple: a size has one per dimension, a path one per f
 MOST_DIMENSIONS = 8
 MOST_NUMBER = 2**63  # of a size, an offset or a length
 MOST_BYTES = 2**30  # of a list: a part of a tensor takes about 200
+FEWEST_BYTES = 4  # of a pickle, per object that it makes: those of a checkpoint take 6 or more
+NESTED = 2  # further objects that a tuple of tuples counts for, which is kept with its count
 
 Numbers = tuple[int, ...]
 
@@ -83,6 +85,16 @@ STAND_INS = {
 }
 
 
+def counted(load: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return pickle's method that makes an object, or marks where one begins, and count what it makes."""
+
+    def count_and_load(unpickler: Any) -> None:
+        unpickler.count(1)
+        load(unpickler)
+
+    return count_and_load
+
+
 def checked(load: Callable[[Any], None]) -> Callable[[Any], None]:
     """Return pickle's method that makes a tuple, with a check of the tuple."""
 
@@ -93,33 +105,62 @@ def checked(load: Callable[[Any], None]) -> Callable[[Any], None]:
     return load_and_check
 
 
+class Memo(list):
+    """What a pickle refers to again: number -> object. A dict would take 14 times as much memory."""
+
+    def __setitem__(self, number: Any, value: Any) -> None:
+        if number == len(self):
+            self.append(value)
+        else:
+            super().__setitem__(number, value)
+
+
 class Unpickler(pickle._Unpickler):
     """Imports nothing: a class or function becomes a StandIn, and a data type its name.
 
     Few bytes can make a tuple that holds another twice, which does so too, and so on. To hash it as a key
     would never end. So tuples are checked when they are made. There are no frozensets, which can be
     nested alike, and no bytearrays, for which 9 bytes take as much memory as they ask for.
+
+    One byte makes an empty list of 56 bytes. So objects are counted: memory is at most 40 times the file.
     """
 
     dispatch: ClassVar[dict[int, Callable[[Any], None]]] = dict(pickle._Unpickler.dispatch)
-    del dispatch[pickle.FROZENSET[0]], dispatch[pickle.BYTEARRAY8[0]]
+    for opcode in (pickle.FROZENSET, pickle.EMPTY_SET, pickle.BYTEARRAY8):
+        del dispatch[opcode[0]]
+    for opcode in (pickle.MARK, pickle.EMPTY_LIST, pickle.EMPTY_DICT, pickle.LIST, pickle.DICT):
+        dispatch[opcode[0]] = counted(dispatch[opcode[0]])
     for opcode in (pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3):
         dispatch[opcode[0]] = checked(dispatch[opcode[0]])
 
-    def __init__(self, file: io.BytesIO):
-        super().__init__(file)
-        self.counts: dict[int, tuple[int, tuple]] = {}  # id of a tuple -> its values, and itself
+    def __init__(self, content: bytes):
+        super().__init__(io.BytesIO(content))  # a read of more bytes than there are takes no memory
+        self.memo: Any = Memo()
+        self.objects_left = len(content) // FEWEST_BYTES
+        self.counts: dict[
+            int, tuple[int, tuple]
+        ] = {}  # id -> values, and a tuple that holds tuples
+
+    def count(self, objects: int) -> None:
+        """Raise ForbiddenPickle if a pickle makes more objects than a checkpoint's of its size."""
+        self.objects_left -= objects
+        if self.objects_left < 0:
+            raise ForbiddenPickle(f"{FILE} holds more objects than a list of tensors of its size")
 
     def check_tuple(self, made: tuple) -> None:
         """Raise ForbiddenPickle if a tuple holds many values, with those of the tuples in it."""
-        count = 1
-        for value in made:
-            count += self.counts[id(value)][0] if id(value) in self.counts else 1
+        self.count(1)
+        count = 1 + len(made)
+        inner = [value for value in made if type(value) is tuple]
+        for value in inner:
+            count += self.counts[id(value)][0] - 1 if id(value) in self.counts else len(value)
         if count > MOST_VALUES:
             raise ForbiddenPickle(
                 f"{FILE} has a tuple of more than {MOST_VALUES} values, as no checkpoint does"
             )
-        self.counts[id(made)] = (count, made)
+        if inner:
+            self.count(NESTED)
+            self.counts[id(made)] = (count, made)
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch" and DTYPE.fullmatch(name):
@@ -171,8 +212,7 @@ def read_tensor_list(folder: Path) -> TensorList:
             raise ForbiddenPickle(f"{FILE} has more than {MOST_BYTES} bytes, as no checkpoint does")
         content = file.read()
     try:
-        # From memory: a read of more bytes than there are takes no memory for them.
-        return list_tensors(Unpickler(io.BytesIO(content)).load())
+        return list_tensors(Unpickler(content).load())
     except ForbiddenPickle:
         raise
     except Exception as error:  # whatever a damaged pickle raises

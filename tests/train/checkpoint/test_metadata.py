@@ -286,6 +286,32 @@ def test_a_few_bytes_ask_for_no_memory(tmp_path, name):
         tracemalloc.stop()
 
 
+MANY_OBJECTS = {
+    "lists": b"]",
+    "dicts": b"}",
+    "marks": b"(",
+    "tuples": b"N\x85",
+    "tuples of tuples": b"N\x85\x85",
+    "sets": b"\x8f",
+    "places in the memo": b"]\x94",
+}
+
+
+@pytest.mark.parametrize("name", MANY_OBJECTS)
+def test_memory_is_bounded_by_the_size_of_the_list(tmp_path, name):
+    size = 2**20
+    (tmp_path / ".metadata").write_bytes(MANY_OBJECTS[name] * (size // len(MANY_OBJECTS[name])))
+    tracemalloc.start()
+    try:
+        with pytest.raises(
+            tensor_list.ForbiddenPickle, match=r"\.metadata (holds more|is no list)"
+        ):
+            tensor_list.read_tensor_list(tmp_path)
+        assert tracemalloc.get_traced_memory()[1] < 40 * size
+    finally:
+        tracemalloc.stop()
+
+
 def test_a_list_that_is_too_large_is_not_read(tmp_path):
     (tmp_path / ".metadata").touch()
     os.truncate(tmp_path / ".metadata", tensor_list.MOST_BYTES + 1)
