@@ -38,6 +38,7 @@ from record.locks import (
 from record.metrics import Record, RecordReader, duration, is_number
 from record.regular_file import open_regular
 from record.run_paths import RunPaths
+from record.wait import wait
 from settings import ROOT, SettingsError, explain_error, load_config
 from settings.config import Config
 from settings.json_file import read_object
@@ -50,6 +51,7 @@ log = logging.getLogger(__name__)
 FAILED = ("refused", "crashed")
 OVER = ("stopped", "done", *FAILED)
 LARGEST_PID = 2**22  # of Linux
+ANSWER_S = 1.0  # for a process that has just taken a lock to write its pid into it
 BEAT_S = 1.0  # at most one heartbeat in this time
 LONGEST_WHY = 300  # characters
 # What a run knows of itself, across attempts; step_s and save_s are the seconds that a step and a save took.
@@ -340,7 +342,7 @@ def stop(paths: RunPaths, patience_s: float = 150.0) -> str:
 
 
 def ask(paths: RunPaths, pid: int, host: str) -> None:
-    """Send SIGTERM to the process that holds the run. A shared disk shows its lock on every machine."""
+    """Send SIGTERM to the process that works on the run. A shared disk shows its lock on every machine."""
     if host != socket.gethostname():
         raise StopError(
             f"run {paths.name} is trained on {host} (pid {pid}), and this is {socket.gethostname()}: "
@@ -350,6 +352,12 @@ def ask(paths: RunPaths, pid: int, host: str) -> None:
         raise StopError(
             f"run {paths.name}: its lock names pid {pid}, which is no process of a run. Find who trains it "
             f"with: fuser {paths.lock} {paths.job}"
+        )
+    # For a moment a lock may name the process that held it before.
+    if not wait(lambda: works_on(pid, paths) or not is_at_work(paths), ANSWER_S, RETRY_S):
+        raise StopError(
+            f"run {paths.name}: its lock names pid {pid}, which does not work on it, so nothing was stopped. "
+            f"Find who holds the lock with: fuser {paths.lock} {paths.job}"
         )
     try:
         os.kill(pid, signal.SIGTERM)
@@ -361,6 +369,28 @@ def ask(paths: RunPaths, pid: int, host: str) -> None:
         ) from None
 
 
+def works_on(pid: int, paths: RunPaths) -> bool:
+    """Return whether a process has a lock of the run open, or launched one that has. True if nobody can say."""
+    try:
+        os.listdir(f"/proc/{pid}/fd")
+    except OSError:  # it has ended, belongs to another user, or this is not Linux
+        return True
+    launched = f"LAUNCHER_PID={pid}".encode()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if has_open(process, paths.job) or has_open(process, paths.lock):
+                environment = (process / "environ").read_bytes().split(b"\0")
+                if process.name == str(pid) or launched in environment:
+                    return True
+    return False
+
+
+def has_open(process: Path, path: Path) -> bool:
+    """Return whether a process, by its folder in /proc, has a file open. Raises OSError if it cannot be looked into."""
+    wanted = os.path.realpath(path)
+    return any(os.path.realpath(descriptor) == wanted for descriptor in (process / "fd").iterdir())
+
+
 def find_trainer(paths: RunPaths) -> int:
     """Return the pid of a process here that writes this run's record; 0 if none is known.
 
@@ -370,11 +400,9 @@ def find_trainer(paths: RunPaths) -> int:
     pid = state.get("pid")
     if state.get("host") != socket.gethostname() or not isinstance(pid, int):
         return 0
-    record = os.path.realpath(paths.metrics)
     with contextlib.suppress(OSError):
-        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-            if os.path.realpath(descriptor) == record:
-                return pid
+        if has_open(Path(f"/proc/{pid}"), paths.metrics):
+            return pid
     return 0
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from record import status
+from record import locks, status
 from record.recorder import Recorder
 from record.run_paths import RunPaths
 from record.status import Status
@@ -378,6 +378,34 @@ def test_stop_tells_of_a_process_that_does_not_stop(paths, processes):
     assert process.poll() is None
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says who has a file open")
+def test_stop_asks_no_process_that_does_not_work_on_the_run(paths, processes, monkeypatch):
+    """As of a lock that a backup script holds, with the pid of an attempt that was killed."""
+    other = subprocess.Popen(["sleep", "60"])
+    processes.append(other)
+    monkeypatch.setattr(status, "ANSWER_S", 0.0)
+    with open(paths.lock, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        locks.write_holder(lock, pid=other.pid)
+        words = f"names pid {other.pid}, which does not work on it.* fuser {paths.lock}"
+        with pytest.raises(status.StopError, match=words):
+            status.stop(paths)
+        assert other.poll() is None
+
+
+def test_stop_asks_a_launcher_whose_trainer_holds_the_lock(paths, processes, monkeypatch):
+    launcher = subprocess.Popen(["sleep", "60"])
+    monkeypatch.setenv("LAUNCHER_PID", str(launcher.pid))
+    trainer = start_holder(processes, paths.lock, signal.SIGTERM)
+    processes.append(launcher)
+    paths.lock.write_text(f"pid {launcher.pid} on {HOST}")
+    with pytest.raises(
+        status.StopError, match="has not stopped"
+    ):  # this launcher passes nothing on
+        status.stop(paths, patience_s=0.2)
+    assert launcher.wait(120) == -signal.SIGTERM and trainer.poll() is None
+
+
 @pytest.mark.parametrize(
     ("host", "words"),
     [
@@ -398,6 +426,7 @@ def test_stop_says_why_it_cannot_ask_a_process(
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "kill", refuse)
+    monkeypatch.setattr(status, "works_on", lambda pid, paths: True)  # it cannot be looked into
     write_status(paths)
     with open(paths.lock, "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -413,6 +442,7 @@ def test_stop_may_come_just_as_the_process_ends(paths, monkeypatch):
         raise ProcessLookupError
 
     monkeypatch.setattr(os, "kill", end)
+    monkeypatch.setattr(status, "works_on", lambda pid, paths: True)
     with open(paths.lock, "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         lock.write(f"pid 7 on {HOST}")
