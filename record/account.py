@@ -20,6 +20,7 @@ from typing import Any
 from record import number_formats
 from record.goodput import Timeline, number
 from record.metrics import Record, duration, is_number, read_records
+from record.regular_file import open_regular
 from record.run_paths import RunPaths
 from settings.json_file import read_object
 
@@ -119,7 +120,7 @@ def find_energy_kwh(folder: Path, running_s: float, gpus: int) -> float | None:
 
 def read_ends(path: Path) -> list[dict[str, str]]:
     """Return the first row of a CSV file and the last whole one, without reading all of it."""
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         header = file.readline()
         rows = [file.readline()]
         file.seek(max(0, path.stat().st_size - LAST_ROWS))

@@ -2,16 +2,20 @@
 
 import contextlib
 import logging
+import os
 
 import pytest
 
 from analysis.tables import write_csv
+from record import account
 from record.durable import write_whole
 from record.locks import RunFolderError, hold, hold_run, open_console
 from record.recorder import Recorder
 from record.run_paths import RunPaths
+from tests.train.checkpoint.test_find import make
 from tests.train.making import ALONE
 from train import run_folder
+from train.checkpoint import find
 from train.data.prepare import one_at_a_time
 
 CONTENT = "of the user\n"
@@ -95,3 +99,25 @@ def test_a_lock_with_two_names_is_taken_by_nobody_else(tmp_path):
         (tmp_path / "backup").hardlink_to(paths.lock)
         with pytest.raises(RunFolderError, match="locked by another process"):
             hold_run(paths)
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_checkpoint_that_is_a_link_is_replaced_and_deleted_as_a_link(tmp_path, is_there):
+    """As of one that somebody has moved to another disk, which may not be mounted."""
+    elsewhere = tmp_path / "elsewhere"
+    if is_there:
+        make(tmp_path, 1).rename(elsewhere)
+    root = tmp_path / "checkpoints"
+    root.mkdir()
+    for name in ("step_0000001", "step_0000002", ".trash-step_0000003-abc"):
+        (root / name).symlink_to(elsewhere)
+    make(root, 2, 4, 5)
+    find.prune(root, keep_last=2, keep_every=0)
+    assert sorted(path.name for path in root.iterdir()) == ["step_0000004", "step_0000005"]
+    assert [path.name for path in elsewhere.glob("MANIFEST.json")] == ["MANIFEST.json"] * is_there
+
+
+@pytest.mark.timeout(30)
+def test_a_pipe_in_the_place_of_the_samples_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "gpu_metrics_20260101_000000.csv")
+    assert account.find_energy_kwh(tmp_path, 60.0, 1) is None

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from record import number_formats
 from record.durable import flush_file, flush_folder, write_whole
-from train.checkpoint.find import folder_of, quarantine
+from train.checkpoint.find import discard, folder_of, quarantine
 from train.checkpoint.manifest import (
     FILE,
     CheckpointError,
@@ -204,12 +204,12 @@ def commit(temporary: Path, target: Path, content: dict[str, Any]) -> None:
     """Write the manifest, make all names durable, and rename."""
     write_whole(temporary / FILE, seal_manifest(content))
     flush_folder(temporary)
-    replaced = quarantine(target, "trash") if target.exists() else None
+    replaced = quarantine(target, "trash") if os.path.lexists(target) else None
     os.rename(temporary, target)
     flush_folder(target.parent)
     flush_folder(target.parent.parent)  # which may have got its folder of checkpoints just now
     if replaced:
-        shutil.rmtree(replaced, ignore_errors=True)
+        discard(replaced)
 
 
 def check_space(root: Path, need: int) -> None:

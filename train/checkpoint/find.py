@@ -156,7 +156,7 @@ def prune(
         folder = folder_of(root, step)
         try:
             # Renamed first: a kill in between leaves no half a checkpoint under its name.
-            shutil.rmtree(quarantine(folder, "trash"), ignore_errors=True)
+            discard(quarantine(folder, "trash"))
         except OSError as error:  # as a network disk does for a folder that is being read
             log.warning(
                 "checkpoint %s could not be deleted (%s); training continues",
@@ -168,7 +168,15 @@ def prune(
 def clear_leftovers(root: Path) -> None:
     """Delete what killed saves and deletions have left."""
     for leftover in [*root.glob("step_*.tmp-*"), *root.glob(".trash-*")]:
-        shutil.rmtree(leftover, ignore_errors=True)
+        discard(leftover)
+
+
+def discard(folder: Path) -> None:
+    """Delete a folder as far as it can be. Of a link to one, the link."""
+    if folder.is_symlink():
+        folder.unlink()
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def best(root: Path) -> tuple[float, int] | None:
