@@ -34,7 +34,7 @@ from train.distributed.world import World
 from train.generate import sample
 from train.generate.command import decode, read_prompt, refuse, run_command
 from train.model.generate import COLDEST, REPLACED
-from train.model.hf_import import ForeignError, some, weight_files
+from train.model.hf_import import ForeignError, check_types, some
 from train.tune import forget_ranks
 
 HELP = (
@@ -253,7 +253,7 @@ def read_model(folder: Path, dtype: str) -> Any:
     from transformers.utils import logging as their_logging
 
     their_logging.disable_progress_bar()
-    weight_files(folder)  # says what a half download lacks
+    check_types(folder)  # says also what a half download lacks
     try:
         opened: Any = AutoModelForCausalLM.from_pretrained(
             str(folder),

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from record.durable import make_printable
 from settings.resolve import show_path
 from train.model import hf_import
 from train.model.hf_import import ForeignError
@@ -49,6 +50,7 @@ def load(
     are of no account; it lends its names and its conversion. Adapters of the model stay on the meta device. Raises
     ForeignError where the files are not those of this model, MemoryError where it does not fit; it is of no use then.
     """
+    hf_import.check_types(folder)
     own = {plain(name): weight for name, weight in model.named_parameters(remove_duplicate=False)}
     for name in list(skeleton.state_dict()):
         if name in own:
@@ -173,10 +175,7 @@ def opened(folder: Path) -> Iterator[dict[str, Any]]:
     with contextlib.ExitStack() as stack:
         slices: dict[str, Any] = {}
         for path in hf_import.weight_files(folder):
-            try:
-                file = stack.enter_context(safe_open(path, framework="pt"))
-            except (SafetensorError, OSError) as error:
-                raise ForeignError(f"{path}: cannot be read ({error}); get it again") from error
+            file = stack.enter_context(hf_import.open_file(path))
             slices |= {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (it is no dictionary)
         yield slices
 
@@ -199,7 +198,7 @@ def patterns(names: Any) -> list[str]:
     counted: dict[str, int] = {}
     for name in sorted(names):
         match = NUMBERS.search(name)
-        part = name[: match.end()] if match else name
+        part = make_printable(name[: match.end()] if match else name)
         counted[part] = counted.get(part, 0) + 1
     return [
         f"{part} ({number} tensor{'s' if number > 1 else ''})" for part, number in counted.items()

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from export.weight_files import fingerprint
 from finetune import weights
 from finetune.adapter import Adapters
+from finetune.chat import read_model
 from finetune.hf_model import Tuned, on_meta
 from finetune.main import count_flops, describe_model
 from settings.config import Config
@@ -158,6 +159,11 @@ def test_what_the_model_does_not_take_is_named(models: dict[str, Path]) -> None:
             lambda held: held.update({"model.norm.weight": torch.ones(31)}),
             r"model.norm.weight has the shape \(31,\), and config.json asks for \(32,\)",
         ),
+        (
+            "llama",
+            lambda held: held.update({"model.norm.weight": torch.ones(32, dtype=torch.int8)}),
+            r"have another type: model.norm.weight \(I8\)",
+        ),
     ],
 )
 def test_files_that_are_not_of_this_model_are_refused(
@@ -174,6 +180,18 @@ def test_files_that_are_not_of_this_model_are_refused(
     (folder / "model.safetensors.index.json").unlink()
     with pytest.raises(ForeignError, match=words):
         opened(folder, ALONE)
+
+
+def test_a_chat_reads_no_weights_without_their_scales(
+    models: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "llama"
+    shutil.copytree(models["llama"], folder)
+    path = next(folder.glob("*.safetensors"))
+    held = {name: weight.to(torch.float8_e4m3fn) for name, weight in load_file(path).items()}
+    save_file(held, path, metadata={"format": "pt"})
+    with pytest.raises(ForeignError, match=r"have another type: .*weight \(F8_E4M3\)"):
+        read_model(folder, "auto")
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from record.durable import make_printable
 from record.regular_file import open_regular
 from settings import ROOT, SettingsError
 from settings.config import Config
@@ -107,9 +108,9 @@ def is_redundant(name: str, config: Config) -> bool:
 
 
 def some(names: Sequence[str], most: int = 8) -> str:
-    """List names, the first few of many."""
+    """List names that others wrote, the first few of many, fit for a terminal."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    return ", ".join(map(make_printable, names[:most])) + more
 
 
 def expected(config: Config) -> dict[str, tuple[int, ...]]:
@@ -155,6 +156,19 @@ def tensors(folder: Path) -> dict[str, Stored]:
                 part = file.get_slice(name)
                 stored[name] = Stored(path, part.get_dtype(), tuple(part.get_shape()))
     return stored
+
+
+def check_types(folder: Path) -> None:
+    """Raise ForeignError if a weight has a type whose values mean nothing without scales, as int8."""
+    odd = []
+    for name, one in tensors(folder).items():
+        if name.endswith("weight") and one.dtype not in READABLE:
+            odd.append(f"{name} ({one.dtype})")
+    if odd:
+        raise ForeignError(
+            f"{folder}: Weights are read in {', '.join(READABLE)}, and these have another type: {some(odd)}. "
+            "Choose the same model in bfloat16."
+        )
 
 
 def open_file(path: Path) -> Any:

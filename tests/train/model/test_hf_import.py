@@ -345,3 +345,7 @@ def test_two_processes_of_fsdp_have_what_one_has(tiny, tmp_path, free_port, monk
     change_weights(bad, {"model.embed_tokens.weight": table})
     run_ranks(split, (2, str(tmp_path), str(bad), c), 2)
     assert len(list(tmp_path.glob("done-*"))) == 2
+
+
+def test_names_of_tensors_reach_no_terminal_raw():
+    assert hf_import.some(["\x1b[2J", "a"]) == r"\x1b[2J, a"
