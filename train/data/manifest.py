@@ -33,8 +33,15 @@ def name_shard(split: str, number: int) -> str:
 def require_counts(*numbers: Any) -> None:
     """Raise ValueError unless these are integers from 0 on."""
     for number in numbers:
-        if not isinstance(number, int) or number < 0:
-            raise ValueError(f"{number!r} is no count")
+        if type(number) is not int or number < 0:  # not isinstance: True is no count
+            raise ValueError(f"{number!r:.40} is no count")
+
+
+def require_texts(*texts: Any) -> None:
+    """Raise ValueError unless these are texts that a terminal shows as they are."""
+    for text in texts:
+        if type(text) is not str or not text.isprintable():
+            raise ValueError(f"{text!r:.40} is no text")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +58,7 @@ class ShardInfo:
 
     def __post_init__(self) -> None:
         require_counts(self.bytes, self.tokens, self.documents, self.text_bytes, self.max_id)
+        require_texts(self.xxh3)
         if not is_file_name(self.file):
             raise ValueError(f"{self.file!r} is no name of a shard")
 
@@ -81,6 +89,7 @@ class Seal:
             ShardInfo(**entry[split]) if entry[split] else None for split in SPLITS
         )
         file, row = entry["begins"]
+        require_counts(file, row, entry["documents"], *entry["dropped"].values())
         return cls((file, row), entry["documents"], entry["dropped"], train, validation)
 
     def infos(self) -> list[ShardInfo]:
@@ -116,7 +125,14 @@ class Manifest:
     schema: int = dataclasses.field(default=SCHEMA, compare=False)
 
     def __post_init__(self) -> None:
-        require_counts(self.shard_tokens, *self.next)
+        file, row = self.next
+        require_counts(self.shard_tokens, file, row, *self.dropped.values())
+        require_texts(self.source, self.revision, self.key, self.tokenizer_sha256)
+        require_texts(*self.dropped, *self.compressed_bpb)
+        if not all(type(value) in (int, float) for value in self.compressed_bpb.values()):
+            raise ValueError(f"its compressed_bpb is {self.compressed_bpb!r:.40}")
+        if not all(isinstance(example, dict) for example in self.dropped_examples):
+            raise ValueError(f"its dropped_examples are {self.dropped_examples!r:.40}")
         if self.end not in ("all", "limit", None):
             raise ValueError(f"its end is {self.end!r}")
         names = [info.file for info in self.infos()]
@@ -169,7 +185,7 @@ def parse_manifest(path: Path, content: bytes) -> Manifest:
         is_sealed = facts.get("hash") == hash_content(facts)
         if facts["schema"] not in (SCHEMA, UNPROTECTED):
             raise DataError(
-                f"{path}: has format {facts['schema']}; this version reads {SCHEMA}; "
+                f"{path}: has format {facts['schema']!r}; this version reads {SCHEMA}; "
                 f"{make_anew(path.parent)}"
             )
         if not is_sealed and (facts["schema"] == SCHEMA or "hash" in facts):

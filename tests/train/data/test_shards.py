@@ -14,7 +14,7 @@ import xxhash
 
 from tests.shard_folder import write_source
 from train.data import shards as shards_module
-from train.data.manifest import DataError, ShardInfo, parse_manifest
+from train.data.manifest import DataError, ShardInfo, hash_content, parse_manifest
 from train.data.shards import HEADER_BYTES, ShardSet, write_shard
 
 TOKENIZER = hashlib.sha256(b"a tokenizer").hexdigest()
@@ -193,6 +193,36 @@ def test_an_edited_manifest_is_named_with_the_remedy(tmp_path, name):
     path.write_text(json.dumps(EDITS[name](json.loads(path.read_text()))))
     said = refusal(lambda: ShardSet(tmp_path))
     assert said.startswith(f"{path}: is damaged or was edited") and said.endswith(REMEDY)
+
+
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [
+        (("tokenizer_sha256",), None),
+        (("revision",), "\x1b[2J"),
+        (("shard_tokens",), True),
+        (("dropped",), {"short": "x"}),
+        (("dropped_examples",), [1]),
+        (("compressed_bpb",), {"gzip": "x"}),
+        (("seals", 0, "begins"), [0, None]),
+        (("seals", 0, "dropped"), [1]),
+        (("seals", 0, "train", "xxh3"), "\x1b[2J"),
+    ],
+)
+def test_a_manifest_with_another_kind_of_value_is_named_with_the_remedy(tmp_path, where, value):
+    """Its hash has no key: whoever edits a manifest can write a hash that fits."""
+    path = make(tmp_path).with_name("manifest.json")
+    content = json.loads(path.read_text())
+    *outer, name = where
+    inner = content
+    for key in outer:
+        inner = inner[key]
+    inner[name] = value
+    content["hash"] = hash_content(content)
+    path.write_text(json.dumps(content))
+    said = refusal(lambda: ShardSet(tmp_path))
+    assert said.startswith(f"{path}: not a manifest of token shards ")
+    assert said.endswith(REMEDY) and said.isprintable()
 
 
 def test_every_flipped_bit_and_every_cut_of_a_manifest_is_noticed_or_changes_nothing(tmp_path):
