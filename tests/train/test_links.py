@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +18,7 @@ from tests.train.making import ALONE
 from train import run_folder
 from train.checkpoint import find
 from train.data.prepare import one_at_a_time
+from train.hooks.trackers import TrackioTracker
 
 CONTENT = "of the user\n"
 
@@ -121,3 +123,13 @@ def test_a_checkpoint_that_is_a_link_is_replaced_and_deleted_as_a_link(tmp_path,
 def test_a_pipe_in_the_place_of_the_samples_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "gpu_metrics_20260101_000000.csv")
     assert account.find_energy_kwh(tmp_path, 60.0, 1) is None
+
+
+def test_trackio_writes_through_no_link(tmp_path, monkeypatch):
+    paths = RunPaths(tmp_path)
+    link = paths.folder / "trackio" / "runs.db"
+    monkeypatch.setenv("TRACKIO_DIR", str(link.parent))
+    link.parent.mkdir()
+    link.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match=f"{link}: is a link"):
+        TrackioTracker.open(SimpleNamespace(paths=paths))

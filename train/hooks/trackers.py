@@ -289,6 +289,11 @@ class TrackioTracker(Tracker):
     def open(self) -> None:
         folder = self.paths.folder / "trackio"
         database = os.environ.setdefault("TRACKIO_DIR", str(folder))
+        for path in folder.glob("*"):
+            if path.is_symlink():  # SQLite writes where it leads
+                raise OSError(
+                    f"{path}: is a link, and trackio would write where it leads. Remove it."
+                )
         from trackio.sqlite_storage import SQLiteStorage
 
         self.storage = SQLiteStorage
