@@ -264,7 +264,7 @@ gpu-check: setup-dev ## Run the GPU tests and benchmarks, or parts of them (GPU_
 	@bash scripts/gpu_check.sh
 
 .PHONY: gpu-rehearsal
-gpu-rehearsal: setup ## Run the CUDA path without a GPU (CASE="h100 fsdp", ALL=1)
+gpu-rehearsal: setup-finetune ## Run the CUDA path without a GPU (CASE="h100 fsdp", ALL=1)
 	$(REFUSE_SETTINGS)
 	@$(PY) -W ignore -m bench.gpu_rehearsal $(if $(filter 1,$(ALL)),--all) $${CASE-}
 

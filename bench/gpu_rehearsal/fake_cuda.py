@@ -11,6 +11,7 @@ imported before torch, whose C++ asks only once whether there is CUDA.
 """
 
 import contextlib
+import copy
 import ctypes
 import dataclasses
 import functools
@@ -90,11 +91,21 @@ CUDNN = 92000  # the version of cuDNN that torch 2.13 comes with, as it writes i
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-    """A model of GPU. name: as torch has it; capability: its compute capability."""
+    """A model of GPU.
+
+    Attributes:
+        name: as torch has it.
+        capability: its compute capability.
+        processors: streaming multiprocessors; threads: that one of them has.
+        shared_bytes: shared memory that a block of threads may take.
+    """
 
     name: str
-    capability: tuple[int, int]
     memory_bytes: int
+    capability: tuple[int, int]
+    processors: int
+    threads: int
+    shared_bytes: int
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -154,6 +165,11 @@ class Tracker(TorchDispatchMode):
         for size in reversed(shape):
             value = [value] * size
         return value
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Have torch.compile trace what is inside of it all the same."""
+        return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
@@ -326,6 +342,11 @@ class Stream:
     def __exit__(self, *_: object) -> None: ...
 
 
+def patch(stack: contextlib.ExitStack, owner: Any, **values: Any) -> None:
+    for name, value in values.items():
+        stack.enter_context(mock.patch.object(owner, name, value))
+
+
 def returns(value: Any) -> Callable[..., Any]:
     """Return a function that takes anything and returns the value."""
     return lambda *_, **__: value
@@ -338,6 +359,12 @@ def cuda_functions(gpu: Gpu, gpus: int, tracker: Tracker) -> dict[str, Any]:
         major=gpu.capability[0],
         minor=gpu.capability[1],
         total_memory=gpu.memory_bytes,
+        multi_processor_count=gpu.processors,
+        max_threads_per_multi_processor=gpu.threads,
+        regs_per_multiprocessor=65536,
+        warp_size=32,
+        shared_memory_per_block_optin=gpu.shared_bytes,
+        gcnArchName="",
     )
     same_stream = returns(Stream())
     return {
@@ -368,6 +395,103 @@ def cuda_functions(gpu: Gpu, gpus: int, tracker: Tracker) -> dict[str, Any]:
         "set_rng_state": returns(None),
         "nccl": types.SimpleNamespace(version=returns((2, 29, 7))),
     }
+
+
+# ---------------------------------------------------------------------------------------------------
+# torch.compile
+# ---------------------------------------------------------------------------------------------------
+
+
+class Compiler(contextlib.ExitStack):
+    """torch.compile for a card that is not there.
+
+    Dynamo and AOTAutograd trace; a graph break is an error. Where the package triton is there, inductor writes kernels,
+    and Triton compiles them with the ptxas that it brings. What is then called is the traced graph. DDP's splitting of
+    graphs by its buckets is left out: it loses the fake tensors.
+
+    Attributes:
+        graphs: that were traced, forward and backward.
+        kernels: of Triton's, that were compiled.
+        shared_bytes: most shared memory that one of them takes.
+    """
+
+    def __init__(self, gpu: Gpu):
+        super().__init__()
+        self.gpu = gpu
+        self.graphs = 0
+        self.kernels = 0
+        self.shared_bytes = 0
+        self.has_triton = importlib.util.find_spec("triton") is not None
+
+    def __enter__(self) -> "Compiler":
+        super().__enter__()
+        import torch._dynamo.config as dynamo
+        import torch._inductor.config as inductor
+
+        folder = self.enter_context(tempfile.TemporaryDirectory())
+        caches = dict.fromkeys(("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"), folder)
+        self.enter_context(mock.patch.dict("os.environ", caches))
+        self.enter_context(dynamo.patch(optimize_ddp=False))
+        # constants would be computed, and a launcher loads what was compiled
+        self.enter_context(inductor.patch(joint_graph_constant_folding=False))
+        self.enter_context(inductor.patch(use_static_triton_launcher=False))
+        self.enter_context(inductor.patch(compile_threads=1, force_disable_caches=True))
+        compiled = functools.partial(torch.compile, fullgraph=True, backend=self.compile)
+        patch(self, torch, compile=compiled)
+        # which counts its calls, and is not looked into
+        torch._dynamo.allow_in_graph(torch.nn.functional.scaled_dot_product_attention)
+        self.callback(torch._dynamo.reset)
+        if self.has_triton:
+            self.patch_inductor()
+        return self
+
+    def patch_inductor(self) -> None:
+        """Have inductor and Triton find the card, and hand over each kernel."""
+        from torch._dynamo.device_interface import CudaInterface
+        from torch._inductor.async_compile import AsyncCompile
+        from torch._inductor.runtime import hints, triton_helpers
+        from triton.backends.compiler import GPUTarget
+        from triton.runtime import driver
+
+        major, minor = self.gpu.capability
+        target = GPUTarget("cuda", 10 * major + minor, 32)
+        driver.set_active(mock.Mock(get_current_target=returns(target)))
+        hints.DeviceProperties.create.cache_clear()  # of the card before
+        names = ("current_device", "device_count", "current_stream", "get_device_properties")
+        answers = {name: staticmethod(getattr(torch.cuda, name)) for name in names}
+        patch(self, CudaInterface, get_raw_stream=returns(0), **answers)
+        torch._C._cuda_getCurrentRawStream = returns(0)  # what is generated imports it
+        patch(self, AsyncCompile, triton=self.compile_kernel)
+        patch(self, triton_helpers, set_driver_to_gpu=returns(None))
+
+    def compile(self, graph: Any, inputs: Any) -> Any:
+        from torch._inductor.compile_fx import compile_fx
+
+        return compile_fx(graph, inputs, inner_compile=self.compile_graph)
+
+    def compile_graph(self, graph: Any, inputs: Any, **options: Any) -> Any:
+        from functorch.compile import make_boxed_func
+        from torch._inductor.compile_fx import compile_fx_inner
+
+        self.graphs += 1
+        if self.has_triton:
+            compile_fx_inner(copy.deepcopy(graph), inputs, **options)
+        return make_boxed_func(graph)
+
+    def compile_kernel(self, name: str, source: str, **_: Any) -> Any:
+        """Compile a kernel for the card. Of its configurations torch drops those that do not fit; one must."""
+        from torch._inductor.async_compile import _load_triton_kernel_from_source
+
+        tuner = _load_triton_kernel_from_source(name, source)
+        for config in tuner.configs:
+            taken = tuner._precompile_config(config).kernel.metadata.shared
+            if taken <= self.gpu.shared_bytes:
+                self.kernels += 1
+                self.shared_bytes = max(self.shared_bytes, taken)
+                return tuner
+        raise RuntimeError(
+            f"{name}: {taken} bytes of shared memory, and {self.gpu.name} has {self.gpu.shared_bytes}"
+        )
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -420,10 +544,11 @@ class Machine(contextlib.ExitStack):
 
     def __enter__(self) -> "Machine":
         super().__enter__()
-        self.patch(torch.cuda, **cuda_functions(self.gpu, self.processes, self.tracker))
-        self.patch(torch.backends.cudnn, version=returns(CUDNN))
-        self.patch(pinning, pin_memory=returns(None), unpin_memory=returns(None))
-        self.patch(
+        patch(self, torch.cuda, **cuda_functions(self.gpu, self.processes, self.tracker))
+        patch(self, torch.backends.cudnn, version=returns(CUDNN))
+        patch(self, pinning, pin_memory=returns(None), unpin_memory=returns(None))
+        patch(
+            self,
             torch.nn.functional,
             scaled_dot_product_attention=attention_of(self.gpu, self.tracker.kernels),
         )
@@ -431,10 +556,6 @@ class Machine(contextlib.ExitStack):
         self.patch_processes()
         self.callback(self.leave)
         return self
-
-    def patch(self, owner: Any, **values: Any) -> None:
-        for name, value in values.items():
-            self.enter_context(mock.patch.object(owner, name, value))
 
     @staticmethod
     def leave() -> None:
@@ -467,9 +588,9 @@ class Machine(contextlib.ExitStack):
             like: dict[str, Any] = {"dtype": tensor.dtype, "device": tensor.device}
             return torch.tensor(data, **(like | options))
 
-        self.patch(torch.UntypedStorage, resize_=resize)
-        self.patch(FakeTensor, tolist=to_list)
-        self.patch(Tensor, tolist=to_list, new_tensor=new_tensor, record_stream=returns(None))
+        patch(self, torch.UntypedStorage, resize_=resize)
+        patch(self, FakeTensor, tolist=to_list)
+        patch(self, Tensor, tolist=to_list, new_tensor=new_tensor, record_stream=returns(None))
 
     def patch_processes(self) -> None:
         """Make torch.distributed that of rank 0 of processes which all do the same."""
@@ -493,7 +614,8 @@ class Machine(contextlib.ExitStack):
             real_ddp(engine, *arguments, **options)
             engine.register_comm_hook(None, reduce_bucket)
 
-        self.patch(
+        patch(
+            self,
             dist,
             init_process_group=init,
             new_group=new_group,
@@ -504,12 +626,12 @@ class Machine(contextlib.ExitStack):
         )
         mesh = device_mesh.DeviceMesh
         names = ("__init__", "__getitem__", "get_coordinate", "get_local_rank", "_flatten")
-        self.patch(mesh, **{name: really(getattr(mesh, name)) for name in names})
-        self.patch(device_mesh, init_device_mesh=really(device_mesh.init_device_mesh))
-        self.patch(ddp, _verify_param_shape_across_processes=returns(None))
-        self.patch(ddp.DistributedDataParallel, __init__=init_ddp)
-        self.patch(dist.Logger, set_runtime_stats_and_log=returns(None))
-        self.patch(dist.Reducer, _rebuild_buckets=returns(False))
+        patch(self, mesh, **{name: really(getattr(mesh, name)) for name in names})
+        patch(self, device_mesh, init_device_mesh=really(device_mesh.init_device_mesh))
+        patch(self, ddp, _verify_param_shape_across_processes=returns(None))
+        patch(self, ddp.DistributedDataParallel, __init__=init_ddp)
+        patch(self, dist.Logger, set_runtime_stats_and_log=returns(None))
+        patch(self, dist.Reducer, _rebuild_buckets=returns(False))
 
     @contextlib.contextmanager
     def fake_tensors(self) -> Iterator[Tracker]:

@@ -2,9 +2,11 @@
 
     join -> build, optimizer, engine -> dry run -> two steps -> evaluation -> generation
 
-Everything but the data is the code that training calls. See fake_cuda.py for what takes the place of the GPUs.
+Everything but the data is the code that training calls. finetuning.py has what differs in fine-tuning, fake_cuda.py what
+takes the place of the GPUs.
 """
 
+import contextlib
 import dataclasses
 import types
 from typing import Any
@@ -12,7 +14,8 @@ from unittest import mock
 
 import numpy as np
 
-from bench.gpu_rehearsal.fake_cuda import Gpu, Machine, Tracker  # before torch
+from bench.gpu_rehearsal.fake_cuda import Compiler, Gpu, Machine, Tracker  # before torch
+from bench.gpu_rehearsal.finetuning import Finetuning, blank, model_folder
 
 import torch  # isort: skip
 from torch import Tensor, nn
@@ -28,10 +31,16 @@ from train.distributed.world import World
 from train.evaluate import scoring
 from train.evaluate.validation import Evaluator
 from train.model import generate
+from train.model.model import Transformer
 from train.optim import Optimizer, build_optimizer
 from train.step import clock_of, dry_run, train_step
 
-CAPABILITIES = {"rtx4090": (8, 9), "a100-80gb-sxm": (8, 0), "h100-sxm": (9, 0)}
+# Compute capability, multiprocessors and the threads of each, KiB of shared memory for a block (CUDA's programming guide)
+CARDS: dict[str, tuple[Any, ...]] = {
+    "rtx4090": ((8, 9), 128, 1536, 99),
+    "a100-80gb-sxm": ((8, 0), 108, 2048, 163),
+    "h100-sxm": ((9, 0), 132, 2048, 227),
+}
 STEPS = 2  # the second finds moments and gradients' memory as the first left them
 GENERATED = 4  # tokens
 PLAN_TOLERANCE = 0.03  # of the peak
@@ -50,15 +59,16 @@ class Result:
         peak_bytes: most that was held on the GPU in a step.
         planned_bytes: what the plan says of that, without its part "other", which is no tensor of a step.
         moment: of the step, by the plan; operation: by the tracker.
-        kernel: of attention, by the name that a run logs; kernels: that torch chose for it in a step.
+        kernels: of attention, that torch chose in a step; () for documents and examples that are kept apart.
+        compiled: what was compiled. The traced graphs run operation by operation then, and their peak is no program's.
     """
 
     peak_bytes: int
     planned_bytes: float
     moment: str
     operation: str
-    kernel: str
     kernels: tuple[str, ...]
+    compiled: Compiler | None
 
     @property
     def plan_error(self) -> float:
@@ -70,13 +80,20 @@ def rehearse(config: Config) -> Result:
     """Run a case on the CARDS of its settings. Raises Untrue, or whatever the code raises."""
     fleet = fleet_of(config)
     card = fleet.smallest
-    gpu = Gpu(f"NVIDIA {card.names[0]}", CAPABILITIES[card.key], int(card.memory_gib * 2**30))
-    with launched(fleet.processes), Machine(gpu, fleet.processes) as machine:
+    *facts, shared_kib = CARDS[card.key]
+    name, memory_bytes = f"NVIDIA {card.names[0]}", int(card.memory_gib * 2**30)
+    gpu = Gpu(name, memory_bytes, *facts, shared_bytes=shared_kib * 2**10)
+    with (
+        launched(fleet.processes),
+        model_folder(config) as config,
+        Machine(gpu, fleet.processes) as machine,
+    ):
         world = worlds.join(config)
         worlds.log_topology(world)
         expect("the device", world.device, torch.device("cuda", 0))
-        with machine.fake_tensors() as tracker:
-            return run(config, fleet, world, tracker)
+        compiler = Compiler(gpu) if config.compile == "1" else contextlib.nullcontext()
+        with machine.fake_tensors() as tracker, compiler as compiled:
+            return run(config, fleet, world, tracker, compiled)
 
 
 def launched(processes: int) -> Any:
@@ -86,30 +103,30 @@ def launched(processes: int) -> Any:
     return mock.patch.dict("os.environ", {name: str(value) for name, value in numbers.items()})
 
 
-def run(config: Config, fleet: Fleet, world: World, tracker: Tracker) -> Result:
-    attempt: Any = types.SimpleNamespace(config=config, world=world, before={})
-    model = assemble.build_model(attempt, "")
+def run(
+    config: Config, fleet: Fleet, world: World, tracker: Tracker, compiled: Compiler | None
+) -> Result:
+    path = (Finetuning if config.model else Pretraining)(config, world)
+    model = path.build()
     optimizer = build_optimizer(model, config)
     engine = parallel.parallelize(model, config, world)
     worlds.set_timeout(assemble.COLLECTIVE_S, parallel.groups_of(engine))
-    loader = blank_loader(config, world)
-    dry_run(engine, optimizer, loader.blank())
+    dry_run(engine, optimizer, path.loader.blank())
 
     tracker.peak_bytes = 0
-    tracker.kernels.clear()
-    take_steps(engine, optimizer, loader, tracker)
+    take_steps(path, engine, optimizer, tracker)
     planned = run_of(config, fleet).memory
     result = Result(
         tracker.peak_bytes,
         planned.total - planned.parts["other"],
         planned.moment,
         tracker.peak_operation,
-        model.kernel.name,
         tuple(tracker.kernels),
+        compiled,
     )
-    check_types(engine, optimizer)
-    evaluate(engine, config, world, tracker)
-    generate_text(parallel.unwrap(engine), config)
+    check_types(engine, optimizer, getattr(torch, config.dtype))
+    evaluate(path.evaluator, engine)
+    path.generate(parallel.unwrap(engine))
     return result
 
 
@@ -118,53 +135,66 @@ def run(config: Config, fleet: Fleet, world: World, tracker: Tracker) -> Result:
 # ---------------------------------------------------------------------------------------------------
 
 
-def blank_loader(config: Config, world: World) -> Loader:
-    """Return a loader without shards."""
-    loader = Loader.__new__(Loader)
-    loader.config = config
-    loader.world = world
-    loader.end_of_text = END_OF_TEXT
-    loader.micro_batch = config.micro_batch(world.size)
-    return loader
+class Pretraining:
+    """What pretraining has of its own."""
+
+    def __init__(self, config: Config, world: World):
+        self.config = config
+        self.world = world
+        size = config.micro_batch(world.size)
+        common = {"config": config, "world": world, "end_of_text": END_OF_TEXT}
+        self.loader = blank(Loader, **common, micro_batch=size)
+        tokens = np.ones((size, config.seq_len), dtype=np.int64)
+        self.evaluator = blank(
+            Evaluator,
+            **common,
+            sources={"text": None},  # it reads none
+            byte_lengths=np.ones(config.padded_vocab_size),
+            read_batches=lambda *_: iter([("text", tokens, tokens)]),
+        )
+
+    def build(self) -> Transformer:
+        attempt: Any = types.SimpleNamespace(config=self.config, world=self.world, before={})
+        return assemble.build_model(attempt, "")
+
+    def micro_batches(self, count: int) -> list[tuple[Tensor, ...]]:
+        windows = np.ones((count, self.config.seq_len + 1), dtype=np.int64)
+        return self.loader.micro_batches(windows, self.loader.micro_batch)
+
+    def generate(self, model: Any) -> None:
+        """Generate for two texts of different length, with each way to choose a token."""
+        vocabulary: Any = types.SimpleNamespace(
+            size=self.config.vocab_size, end_of_text=END_OF_TEXT
+        )
+        texts = [[5, 6, 7], [5]]
+        choices = (
+            generate.Choice(),
+            generate.Choice(temperature=0),
+            generate.Choice(top_k=0, top_p=0.9),
+        )
+        for choice in choices:
+            tokens = list(generate.generate(model, texts, GENERATED, choice, [1, 2], vocabulary))
+            expect("generated tokens", len(tokens), GENERATED)
 
 
-def take_steps(engine: nn.Module, optimizer: Optimizer, loader: Loader, tracker: Tracker) -> None:
-    config, world = loader.config, loader.world
+def take_steps(path: Any, engine: nn.Module, optimizer: Optimizer, tracker: Tracker) -> None:
+    config, world = path.config, path.world
     clock = clock_of(engine, world.device)
     count = config.batch_windows // world.size
+    scored = float(config.batch_windows * config.seq_len)
     for _ in range(STEPS):
         clock.start()
-        windows = np.ones((count, config.seq_len + 1), dtype=np.int64)
-        parts = loader.micro_batches(windows, loader.micro_batch)
+        batch = Batch(path.micro_batches(count), scored, range(count))
         reads = tracker.reads
-        numbers = train_step(
-            engine,
-            optimizer,
-            Batch(parts, float(windows.size * world.size), range(count)),
-            config.grad_clip,
-            world,
-            clock=clock,
-        )
-        del parts
+        numbers = train_step(engine, optimizer, batch, config.grad_clip, world, clock=clock)
+        del batch
         expect("reads of the GPU in a step", tracker.reads - reads, 1)
         expect("why the step was skipped", numbers.skipped, None)
 
 
-def evaluate(engine: nn.Module, config: Config, world: World, tracker: Tracker) -> None:
-    """Score one batch of one source."""
-    evaluator = Evaluator.__new__(Evaluator)
-    evaluator.config = config
-    evaluator.world = world
-    evaluator.end_of_text = END_OF_TEXT
-    evaluator.sources = {"text": None}  # type: ignore[dict-item]  # it reads none
-    evaluator.byte_lengths = np.ones(config.padded_vocab_size)
-    tokens = np.ones((config.micro_batch(world.size), config.seq_len), dtype=np.int64)
-    batches = iter([("text", tokens, tokens)])
+def evaluate(evaluator: Any, engine: nn.Module) -> None:
     engine.eval()
-    with (
-        mock.patch.object(evaluator, "read_batches", return_value=batches),
-        mock.patch.object(scoring, "describe", raise_error),
-    ):
+    with mock.patch.object(scoring, "describe", raise_error):
         expect("whether the evaluation was interrupted", evaluator(engine) is None, False)
     engine.train()
 
@@ -172,16 +202,6 @@ def evaluate(engine: nn.Module, config: Config, world: World, tracker: Tracker) 
 def raise_error(error: Exception, *_: Any) -> None:
     """Raise what would only cost a run its evaluation."""
     raise error
-
-
-def generate_text(model: Any, config: Config) -> None:
-    """Generate for two texts of different length, with each way to choose a token."""
-    vocabulary: Any = types.SimpleNamespace(size=config.vocab_size, end_of_text=END_OF_TEXT)
-    texts = [[5, 6, 7], [5]]
-    ways = (generate.Choice(), generate.Choice(temperature=0), generate.Choice(top_k=0, top_p=0.9))
-    for way in ways:
-        tokens = list(generate.generate(model, texts, GENERATED, way, [1, 2], vocabulary))
-        expect("generated tokens", len(tokens), GENERATED)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -194,22 +214,25 @@ def expect(what: str, found: Any, expected: Any) -> None:
         raise Untrue(f"{what}: expected {expected}, found {found}")
 
 
-def check_types(engine: nn.Module, optimizer: Optimizer) -> None:
-    """Weights and moments are float32 on the GPU."""
+def check_types(engine: nn.Module, optimizer: Optimizer, dtype: torch.dtype) -> None:
+    """What is trained and its moments are float32 on the GPU, and what is frozen has DTYPE."""
+    for name, weight in engine.named_parameters():
+        if not weight.requires_grad:
+            expect_type(name, weight, dtype)
     for name, weight in parallel.weights_of(engine).items():
-        expect_float32(name, weight)
+        expect_type(name, weight)
         moments = optimizer.moments(weight)
         expect(f"moments of {name}", tuple(moments), optimizer.state_names(weight))
         for moment, value in moments.items():
-            expect_float32(f"{moment} of {name}", value)
+            expect_type(f"{moment} of {name}", value)
 
 
-def expect_float32(name: str, tensor: Tensor) -> None:
-    expect(f"type of {name}", tensor.dtype, torch.float32)
+def expect_type(name: str, tensor: Tensor, dtype: torch.dtype = torch.float32) -> None:
+    expect(f"type of {name}", tensor.dtype, dtype)
     expect(f"device of {name}", tensor.device.type, "cuda")
 
 
 def check_plan(result: Result) -> None:
     """The plan and the tracker agree."""
-    if abs(result.plan_error) > PLAN_TOLERANCE:
+    if not result.compiled and abs(result.plan_error) > PLAN_TOLERANCE:
         raise Untrue(f"memory as planned: expected within {PLAN_TOLERANCE:.0%}")

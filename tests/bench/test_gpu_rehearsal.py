@@ -7,7 +7,17 @@ import sys
 
 import pytest
 
-from bench.gpu_rehearsal.cases import COLUMNS, PAIRS, PRESETS, config_of
+from bench.gpu_rehearsal.cases import (
+    CARDS,
+    CASES,
+    COLUMNS,
+    COMPILED,
+    MODELS,
+    PAIRS,
+    PRESETS,
+    TUNING,
+    config_of,
+)
 from plan.fleet import fleet_of
 from settings import SettingsError
 from tests.running import ROOT
@@ -18,6 +28,11 @@ FOUND = {
     "weights in bfloat16": "Untrue: type of embed_tokens.weight: expected torch.float32",
     "no enable_gqa": "RuntimeError: 12 heads of query and 4 of key",
     "second read": "Untrue: reads of the GPU in a step: expected 1, found 2",
+    "cache in float32": "query is torch.bfloat16 on cuda:0, and key or value torch.float32",
+    "mask on the host": "attn_mask is torch.bool on cpu",
+    "moments in bfloat16": "Untrue: type of exp_avg of embed_tokens.weight: expected torch.float32",
+    "larger chunks of logits": "Untrue: memory as planned",
+    "graph break": "graph break",
     "view in the cache": "Cannot view a tensor",
 }
 
@@ -27,21 +42,34 @@ def python(*arguments, **options):
     return subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=False, **options)
 
 
-@pytest.mark.parametrize(("one", "other"), itertools.combinations(COLUMNS, 2))
+@pytest.mark.parametrize(("one", "other"), list(itertools.combinations(COLUMNS, 2)))
 def test_each_word_meets_each_word_of_another_column(one, other):
     cases = [set(case.split()) for case in PAIRS]
     for pair in itertools.product(COLUMNS[one], COLUMNS[other]):
         assert any(case.issuperset(pair) for case in cases), pair
 
 
-@pytest.mark.parametrize("case", [*PAIRS, *PRESETS])
+def test_each_model_is_fine_tuned_whole_and_with_adapters():
+    assert {tuple(case.split()[1:3]) for case in TUNING} == set(
+        itertools.product(MODELS, ("all", "lora"))
+    )
+
+
+def test_each_card_has_a_compiled_case():
+    assert sorted(case.split()[0] for case in COMPILED) == sorted(CARDS)
+    assert all(config_of(case.split()).compile == "1" for case in COMPILED)
+
+
+@pytest.mark.parametrize("case", [*CASES, *PRESETS])
 def test_a_case_is_a_run_of_several_micro_batches(case):
     config = config_of(case.split())
     processes = fleet_of(config).processes
     assert config.batch_windows // processes // config.micro_batch(processes) == 2
 
 
-@pytest.mark.parametrize("words", ["h200", "h100 a100", "h100 d16-2xh100", "--all h100"])
+@pytest.mark.parametrize(
+    "words", ["h200", "h100 a100", "h100 d16-2xh100", "--all h100", "llama gqa"]
+)
 def test_unknown_words_are_refused(words):
     with pytest.raises(SettingsError, match="CASE="):
         config_of(words.split())

@@ -16,6 +16,7 @@ STAGES = (
     "make lint",
     "make train MAX_STEPS=400",
     "make test",
+    "make gpu-rehearsal",
 )
 # It notes its targets, fails at FAILS and hangs at HANGS.
 MAKE = """
@@ -60,13 +61,21 @@ def ci(tmp_path: Path) -> Ci:
 def test_all_stages_run_and_those_that_failed_are_listed(ci: Ci) -> None:
     lines = ci.lines(COMMITS="6")
     targets = ci.targets()
-    assert targets == ["setup", "lint", "train", "test", "image-test", "test-faults"]
-    assert "ci: stages that failed: 0 of 7" in lines
+    assert targets == [
+        "setup",
+        "lint",
+        "train",
+        "test",
+        "gpu-rehearsal",
+        "image-test",
+        "test-faults",
+    ]
+    assert "ci: stages that failed: 0 of 8" in lines
     assert lines[-1] == "1 failed, 20 passed in 99.00s (0:01:39)"
 
     lines = ci.lines(code=1, COMMITS="6", FAILS="lint")
     assert ci.targets() == targets
-    summary = lines[lines.index("ci: stages that failed: 1 of 7") :]
+    summary = lines[lines.index("ci: stages that failed: 1 of 8") :]
     assert [line for line in summary if line.endswith("FAILED")] == [summary[3]]
     assert re.fullmatch(r"ci: make lint took \d+ s, exit code 3: FAILED", summary[3])
     for stage, line in zip(STAGES, summary[1:], strict=False):
@@ -101,7 +110,7 @@ def test_a_stage_ends_at_its_limit_and_the_next_one_runs(ci: Ci) -> None:
     assert text.count("stage 600 make lint") == 1
     script.write_text(text.replace("stage 600 make lint", "stage 1 make lint"))
     lines = ci.lines(code=1, COMMITS="6", HANGS="lint")
-    assert len(ci.calls()) == 6
+    assert len(ci.calls()) == 7
     assert any("make lint" in line and "stopped at its limit of 1 s" in line for line in lines)
 
 
