@@ -17,6 +17,7 @@ import torch.nn.functional as F
 
 from bench.gpu_rehearsal.cases import config_of
 from train import assemble, step
+from train.distributed.fsdp_waits import Waits
 from train.model import attention, kv_cache, loss, model
 from train.optim import Optimizer
 
@@ -84,6 +85,7 @@ FAULTS = {
     "moments in bfloat16": ("h100", (Optimizer, "step", step_in_bfloat16)),
     "larger chunks of logits": ("h100", (loss, "CHUNK_TOKENS", 2 * loss.CHUNK_TOKENS)),
     "graph break": ("h100 COMPILE=1", (model.RMSNorm, "forward", norm_with_a_graph_break)),
+    "waits that are not timed": ("a100 hsdp", (Waits, "watch", lambda *_: None)),
     "view in the cache": ("rtx4090 gqa", (kv_cache.LayerCache, "attend", attend_with_a_view())),
 }
 

@@ -33,6 +33,7 @@ FOUND = {
     "moments in bfloat16": "Untrue: type of exp_avg of embed_tokens.weight: expected torch.float32",
     "larger chunks of logits": "Untrue: memory as planned",
     "graph break": "graph break",
+    "waits that are not timed": "whether collectives are timed: expected True, found False",
     "view in the cache": "Cannot view a tensor",
 }
 

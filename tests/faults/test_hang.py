@@ -16,16 +16,23 @@ HOST = socket.gethostname()
 
 @pytest.mark.slow
 @pytest.mark.fault(18)
-@pytest.mark.parametrize(("where", "parallel"), [("step", "ddp"), ("forward", "fsdp")])
-def test_a_slow_rank_is_named_with_its_host_and_how_slow_it_is(trial, pair, where, parallel):
+@pytest.mark.parametrize(
+    ("where", "settings"),
+    [
+        ("step", {"NPROC": 2, "PARALLEL": "ddp"}),
+        ("forward", {"NPROC": 2, "PARALLEL": "fsdp"}),
+        ("forward", {"NPROC": 4, "PARALLEL": "hsdp", "SHARD_RANKS": 2}),
+    ],
+)
+def test_a_slow_rank_is_named_with_its_host_and_how_slow_it_is(trial, pair, where, settings):
     slowly = Fault(where, "sleep", rank=1, value=0.2, every=True)
-    out = trial.train(slowly, NPROC=2, PARALLEL=parallel)
+    out = trial.train(slowly, **settings)
     line = r"straggler: rank (\d) on (\S+) takes ([0-9.]+) times as long as the others"
     ((rank, host, times),) = re.findall(line, out)
     assert (rank, host) == ("1", HOST) and float(times) > 1.5
     (slow,) = [step["straggler"] for step in trial.steps if "straggler" in step]
     assert slow["rank"] == 1 and slow["compute_s"] > 0.2
-    if parallel == "ddp":
+    if settings["PARALLEL"] == "ddp":
         assert trial.losses == pair.losses
 
 
