@@ -27,12 +27,13 @@ bench() {
 
 main() {
   local parts part began
-  "$PY" -m settings check >&2 || exit $?
+  "$PY" -m settings check > /dev/null || exit $?
   parts=$("$PY" -c "from settings import load_config; print(load_config().gpu_check)") || exit $?
-  nvidia-smi --query-gpu=name,driver_version,memory.total,power.limit --format=csv,noheader || {
+  if ! command -v nvidia-smi > /dev/null ||
+    ! nvidia-smi --query-gpu=name,driver_version,memory.total,power.limit --format=csv,noheader; then
     echo "gpu-check: there is no GPU here (nvidia-smi)" >&2
     exit 78
-  }
+  fi
   keep_bytecode
   for part in ${parts//,/ }; do
     began=$SECONDS
