@@ -26,8 +26,9 @@ from typing import Any
 
 from bench import peers
 from bench.contest import TIME, TOKENS, laid_out
+from bench.host_facts import machine
 from bench.recipes import NANOGPT
-from bench.run import FOREIGN, machine, spread
+from bench.run import FOREIGN, spread
 from doctor.gpu_probe.foreign_load import worst
 from settings import ROOT, SettingsError, explain_error, load_config
 from settings.config import Config

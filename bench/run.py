@@ -12,15 +12,12 @@ import contextlib
 import importlib.util
 import itertools
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TextIO, cast
 
 from bench import (
@@ -38,11 +35,11 @@ from bench import (
     waste,
     whole_run,
 )
+from bench.host_facts import machine
 from doctor.gpu_probe.foreign_load import Foreign, worst
 from doctor.gpu_probe.messages import said
 from doctor.gpu_probe.shapes import SHAPES, Shape
 from hardware.flops import mfu, peak_tflops
-from record.provenance import commit
 from settings import ROOT, SettingsError, explain_error, load_config
 from settings.config import Config
 
@@ -270,30 +267,6 @@ def line(cell: dict[str, Any], what: list[str], name: str) -> str:
         )
         + " |"
     )
-
-
-def machine() -> dict[str, Any]:
-    """What a figure depends on besides the code."""
-    import torch
-
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    cpu = platform.processor() or platform.machine()
-    with contextlib.suppress(OSError, StopIteration):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        cpu = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    code = commit()
-    return {
-        "date": time.strftime("%Y-%m-%d"),
-        "cpu": cpu,
-        "cores": os.cpu_count(),
-        "gpu": gpu,
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "system": platform.platform(),
-        "commit": code["git"],
-        "commit_dirty": code["git_dirty"],
-    }
 
 
 def cells(c: Config, on_gpu: bool) -> Iterator[tuple[Shape, str, str]]:

@@ -46,7 +46,7 @@ import json
 import logging
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -122,6 +122,17 @@ def read_records(path: Path) -> Iterator[Record]:
     the first one. Raises OSError where the file exists but cannot be read.
     """
     return RecordReader(path).read_all()
+
+
+def keep_final_steps(records: Iterable[Record]) -> list[Record]:
+    """Return the records of steps in order, without those that the run went back past."""
+    by_step: dict[int, Record] = {}
+    for record in records:
+        if record["event"] == "step":
+            by_step[record["step"]] = record
+        elif record["event"] in GOES_BACK:
+            by_step = {step: final for step, final in by_step.items() if step <= record["step"]}
+    return [by_step[step] for step in sorted(by_step)]
 
 
 class RecordReader:

@@ -4,19 +4,20 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 
 from record import metrics as record_reader
+from record.metrics import keep_final_steps
 from settings.config import SETTINGS
 from tests.conftest import TINY
 from tests.constants import MODULES, SITE, constants
 from tests.faults import inject
 from tests.processes import run_trainer
+from train.checkpoint.metadata import read_tensors
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -150,27 +151,9 @@ def losses(run: Path) -> dict[int, tuple[float, float]]:
     return {r["step"]: (r["loss"], r["grad_norm"]) for r in steps}
 
 
-def keep_final_steps(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The records of steps in order, without those that the run went back past."""
-    by_step: dict[int, dict[str, Any]] = {}
-    for record in records:
-        if record["event"] == "step":
-            by_step[record["step"]] = record
-        elif record["event"] in record_reader.GOES_BACK:
-            by_step = {step: kept for step, kept in by_step.items() if step <= record["step"]}
-    return [by_step[step] for step in sorted(by_step)]
-
-
 def tensors(run: Path, step: int) -> dict[str, torch.Tensor]:
     """All tensors of a checkpoint, weights and moments, by name."""
-    folder = run / "checkpoints" / f"step_{step:07d}"
-    reader = dcp.FileSystemReader(folder)
-    into = {
-        name: torch.empty(meta.size, dtype=meta.properties.dtype)
-        for name, meta in reader.read_metadata().state_dict_metadata.items()
-    }
-    dcp.load(into, storage_reader=reader, no_dist=True)
-    return into
+    return read_tensors(run / "checkpoints" / f"step_{step:07d}")
 
 
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:

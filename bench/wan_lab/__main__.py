@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.run import machine
+from bench.host_facts import machine
 from bench.wan_lab import engine, final_loss, link, ratio, training
 from bench.wan_lab.network import CannotRun, Link, Network, stopping, what_is_missing
 from settings import ROOT, SettingsError, explain_error, load_config

@@ -14,15 +14,15 @@ import json
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+from bench.certify import strike as certify
 from tests.conftest import make_data
-from tests.faults.inject import Fault, processes
+from tests.faults.inject import Fault
 from tests.faults.trial import LAUNCH, Trial
 from tests.running import ROOT
 from train.checkpoint import manifest
@@ -79,27 +79,15 @@ def wait_and_strike(trial, launcher, rng, until):
 def strike(trial, launcher, rng):
     """One blow, to whatever of the run is there."""
     blow = rng.choice(BLOWS)
-    if blow == "stop":
-        launcher.send_signal(signal.SIGTERM)
-        try:
-            code = launcher.wait(PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            raise Wrong(f"told to stop, it goes on after {PATIENCE_S:.0f} s") from None
-        if code not in (0, 75, 143):
-            raise Wrong(f"told to stop, it ended with code {code}")
+    certify.strike(blow, trial.folder, launcher, rng)
+    if blow != "stop":
         return
-    running = processes(trial.folder)
-    agents = [pid for pid, command in running if "train.torchrun" in command]
-    ranks = [pid for pid, command in running if command.endswith("-m train.main")]
-    struck = {
-        "a rank": rng.sample(ranks, min(1, len(ranks))),
-        "all ranks": ranks,
-        "torchrun": agents,
-        "everything": [launcher.pid, *agents, *ranks],
-    }[blow]
-    for pid in struck:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    try:
+        code = launcher.wait(PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        raise Wrong(f"told to stop, it goes on after {PATIENCE_S:.0f} s") from None
+    if code not in (0, 75, 143):
+        raise Wrong(f"told to stop, it ended with code {code}")
 
 
 def verify(trial, plan, expected):

@@ -68,26 +68,6 @@ def faulty(env: dict[str, str], folder: Path, *faults: Fault) -> dict[str, str]:
     }
 
 
-def processes(folder):
-    """(pid, command line) of all processes that train in this folder, or were started by those that do."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            if f"RUNS_DIR={folder}\0" in (path / "environ").read_text():
-                found.append(
-                    (int(path.name), (path / "cmdline").read_text().replace("\0", " ").strip())
-                )
-        except (OSError, UnicodeDecodeError):  # it has just ended, or is somebody else's
-            continue
-    return found
-
-
-def kill_processes(folder):
-    for pid, _ in processes(folder):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
-
 # ---------------------------------------------------------------------------------------------------
 # In the trainer
 # ---------------------------------------------------------------------------------------------------

@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from tests.faults.inject import Fault, processes
+from bench.certify.strike import find_processes
+from tests.faults.inject import Fault
 from tests.running import wait_for
 
 HOST = socket.gethostname()
@@ -67,7 +68,7 @@ def test_a_job_that_is_stopped_for_longer_than_a_step_may_take_goes_on(trial, al
     slowly = Fault("step", "sleep", value=0.2, every=True)
     job = trial.start(slowly, NPROC=nproc, TRAIN_TIMEOUT_S=10)
     wait_for(trial.run / "metrics.jsonl", '"step": 6')
-    pids = [pid for pid, _ in processes(trial.folder)]
+    pids = [pid for pid, _ in find_processes(trial.folder)]
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     time.sleep(20)

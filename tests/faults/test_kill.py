@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from tests.faults.inject import Fault, processes
+from bench.certify.strike import find_processes
+from tests.faults.inject import Fault
 from tests.running import wait_for, wait_until
 
 SAVED = [Fault("step", "wait for the save", step=step, every=True) for step in (13, 17)]
@@ -92,7 +93,7 @@ def test_told_to_stop_it_does_so_at_once_wherever_it_is(trial, fault, saved):
 def test_a_process_is_found_by_the_folder_that_it_trains_in(tmp_path):
     sleeper = subprocess.Popen(["sleep", "60"], env=os.environ | {"RUNS_DIR": str(tmp_path)})
     try:
-        wait_until(lambda: processes(tmp_path) == [(sleeper.pid, "sleep 60")], 5)
+        wait_until(lambda: find_processes(tmp_path) == [(sleeper.pid, "sleep 60")], 5)
     finally:
         sleeper.kill()
         sleeper.wait()

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from bench.certify.strike import find_processes
 from tests.faults.conftest import make_once
 from tests.faults.hub import REPOSITORY, Hub, hub
-from tests.faults.inject import Fault, processes
+from tests.faults.inject import Fault
 from tests.faults.streams import Disk, declare, declare_in, make_sources, make_stream, shards
 from tests.running import wait_until
 
@@ -46,7 +47,7 @@ def stream(tmp_path, sources, data):
 
 
 def producers(trial):
-    running = processes(trial.folder)
+    running = find_processes(trial.folder)
     return [pid for pid, command in running if "train.data.streaming.producer" in command]
 
 

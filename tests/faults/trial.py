@@ -5,10 +5,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from record.metrics import read_records
+from bench.certify.strike import find_processes, kill_processes
+from record.metrics import keep_final_steps, read_records
 from tests import running
-from tests.faults.inject import Fault, faulty, kill_processes, processes
-from tests.running import ROOT, environment, keep_final_steps, wait_until
+from tests.faults.inject import Fault, faulty
+from tests.running import ROOT, environment, wait_until
 
 LAUNCH = [str(ROOT / "scripts" / "launch.sh")]
 TRAINER = [sys.executable, "-m", "train.main"]
@@ -65,7 +66,7 @@ class Trial:
         return running.train(self.env(), command=command)
 
     def wait_until_gone(self, seconds: float = 30) -> None:
-        wait_until(lambda: not processes(self.folder), seconds, "processes are left")
+        wait_until(lambda: not find_processes(self.folder), seconds, "processes are left")
 
     def events(self, name: str) -> list[dict[str, Any]]:
         return running.events(self.run, name)

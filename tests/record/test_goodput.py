@@ -3,8 +3,8 @@
 import pytest
 
 from record.goodput import CATEGORIES, Timeline
+from record.metrics import keep_final_steps
 from tests.record.clock import START, Clock, run_at_random
-from tests.running import keep_final_steps
 
 
 def seconds_of(run):

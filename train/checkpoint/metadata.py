@@ -67,6 +67,19 @@ class Reader(dcp.FileSystemReader):
         return {key: (facts.size, facts.properties.dtype) for key, facts in entries.items()}
 
 
+def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """Return all tensors of a checkpoint, weights and optimizer state, by key.
+
+    Raises as Reader.read_metadata, and what DCP raises for a damaged file.
+    """
+    reader = Reader(folder)
+    tensors = {
+        key: torch.empty(size, dtype=dtype) for key, (size, dtype) in reader.tensors().items()
+    }
+    dcp.load(tensors, storage_reader=reader, no_dist=True)
+    return tensors
+
+
 def build_metadata(listing: TensorList) -> dcp.Metadata:
     """Return DCP's form of a list of tensors. Raises ForbiddenPickle."""
     storage = {
