@@ -52,6 +52,7 @@ Pure Transformer: pretrain a transformer on whatever GPUs you have.
   make finetune          Fine-tune MODEL on DATA, all weights or LoRA.
   make train-8xa100      Train on a Kubernetes cluster.
   make doctor            Check this machine and the cluster.
+  make certify           Prove that runs resume bit for bit on this machine.
   make test              Run the tests of this repository.
 
 Set anything with make NAME=value, in the environment or in .env.
@@ -267,6 +268,10 @@ gpu-check: setup-dev ## Run the GPU tests and benchmarks, or parts of them (GPU_
 gpu-rehearsal: setup-finetune ## Run the CUDA path without a GPU (CASE="h100 fsdp", ALL=1)
 	$(REFUSE_SETTINGS)
 	@$(PY) -W ignore -m bench.gpu_rehearsal $(if $(filter 1,$(ALL)),--all) $${CASE-}
+
+.PHONY: certify
+certify: setup ## Prove exact resumes here; CHECK=FILE checks: docs/certify.md
+	@$(PY) -W ignore -m bench.certify
 
 ##@ Settings
 .PHONY: check-env

@@ -68,7 +68,7 @@ class Corpus(Section):
         False,
         "Restrict attention to the document of each token, in sequences that hold several.",
         resume=FROZEN,
-        used_by=PRETRAIN,
+        used_by=PRETRAIN | {"certify"},
     )
     tokenizer: str = setting(
         "train",

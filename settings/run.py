@@ -100,13 +100,13 @@ class Machine(Section):
         "auto",
         "Device to compute on. `auto` uses the GPUs if there are any.",
         choices=("auto", "cpu", "cuda"),
-        used_by=COMPUTE | {"bench", "monitor"},
+        used_by=COMPUTE | {"bench", "monitor", "certify"},
     )
     nproc: Count | None = setting(
         None,
         "Number of processes on this machine, one per GPU. Default: all visible GPUs, or 1 on CPU.",
         maximum=1024,
-        used_by=TRAIN | {"eval", "bench"},
+        used_by=TRAIN | {"eval", "bench", "certify"},
     )
     nodes: Count = setting(
         1,
@@ -153,38 +153,40 @@ class Machine(Section):
         "`auto` is bfloat16 on a GPU since Ampere and on a processor with AMX or AVX-512 BF16, else "
         "float32.",
         choices=("float32", "bfloat16", "auto"),
-        used_by=COMPUTE | {"export"},
+        used_by=COMPUTE | {"export", "certify"},
     )
     compile: str = setting(
         "auto",
         "Compile the model with torch.compile. `auto` compiles on a GPU, "
         "and on a CPU if the run is long enough to repay it.",
         choices=("auto", "1", "0"),
+        used_by=COMPUTE | {"certify"},
     )
     attention: str = setting(
         "auto",
         "Attention kernel. `auto` chooses the fastest one that is installed and suits the model.",
         choices=("auto", "sdpa", "math", "flash-attn", "fa3"),
+        used_by=COMPUTE | {"certify"},
     )
     activation_checkpointing: str = setting(
         "none",
         "Activation checkpointing: recompute nothing (`none`), everything except matmuls and "
         "attention (`selective`), or whole blocks (`full`) in the backward pass.",
         choices=("none", "selective", "full"),
-        used_by=TRAIN,
+        used_by=TRAIN | {"certify"},
     )
     parallel: str = setting(
         "ddp",
         "Parallelism: replicate the model on every process (`ddp`), shard it across all of them "
         "(`fsdp`), or shard it within groups of processes and replicate it across them (`hsdp`).",
         choices=("ddp", "fsdp", "hsdp"),
-        used_by=TRAIN | {"eval"},
+        used_by=TRAIN | {"eval", "certify"},
     )
     shard_ranks: Count | None = setting(
         None,
         "Number of processes that share one copy of the model. Default: the processes of a node.",
         needs="PARALLEL=hsdp",
-        used_by=TRAIN | {"eval"},
+        used_by=TRAIN | {"eval", "certify"},
     )
     grad_sync: str = setting(
         "step",
@@ -192,7 +194,7 @@ class Machine(Section):
         "which uses less memory but more bandwidth.",
         choices=("step", "micro-batch"),
         needs="PARALLEL=fsdp|hsdp",
-        used_by=TRAIN,
+        used_by=TRAIN | {"certify"},
     )
 
     @property

@@ -27,7 +27,7 @@ WATCH = {
 }
 READ_A_RUN = WATCH - {"fetch-run", "plots"}  # and write nothing into its folder
 CLUSTER = LAUNCH | WATCH | {"sites", "describe", "net-probe"}
-BENCHMARKS = {"bench", "bench-quality", "gpu-check", "wan-lab"}
+BENCHMARKS = {"bench", "bench-quality", "gpu-check", "wan-lab", "certify"}
 ALL_SETTINGS = {"settings", "check-env"}  # these read every setting
 OTHERS = {
     "runs",

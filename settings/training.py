@@ -53,9 +53,15 @@ class Architecture(Section):
         maximum=2**20,
     )
     qk_norm: bool = setting(
-        False, "Apply RMSNorm to the queries and keys of each head, as Qwen3 does."
+        False,
+        "Apply RMSNorm to the queries and keys of each head, as Qwen3 does.",
+        used_by=PRETRAIN | OPEN | {"certify"},
     )
-    tie_embeddings: bool = setting(True, "Tie the output head to the input embedding.")
+    tie_embeddings: bool = setting(
+        True,
+        "Tie the output head to the input embedding.",
+        used_by=PRETRAIN | OPEN | {"certify"},
+    )
     rope_theta: Positive = setting(10000.0, "Base of the rotary position embedding.")
     init_from: PathText = setting(
         "",
@@ -89,7 +95,7 @@ class Training(Section):
         "Random seed for weight initialization, data order and sampling.",
         maximum=2**31 - 1,
         resume=FROZEN,
-        used_by=COMPUTE | {"bench-quality"},
+        used_by=COMPUTE | {"bench-quality", "certify"},
     )
     seq_len: Tokens = setting(
         256,
@@ -127,7 +133,9 @@ class Training(Section):
         resume=FREE,
         used_by=TRAIN | {"data"},
     )
-    learning_rate: Positive = setting(1e-3, "Peak learning rate.", maximum=10)
+    learning_rate: Positive = setting(
+        1e-3, "Peak learning rate.", maximum=10, used_by=TRAIN | {"certify"}
+    )
     min_learning_rate: float = setting(
         DERIVED,
         "Learning rate at the end of the schedule. Default: a tenth of LEARNING_RATE.",
@@ -142,6 +150,7 @@ class Training(Section):
         "Learning rate after the warm-up: a cosine down to the minimum (`cosine`), "
         "or constant and then linear down to it (`wsd`).",
         choices=("cosine", "wsd"),
+        used_by=TRAIN | {"certify"},
     )
     decay_tokens: Tokens | None = setting(
         DERIVED,
@@ -155,15 +164,24 @@ class Training(Section):
         "and AdamW for the rest (`muon`).",
         choices=("adamw", "muon"),
         resume=FROZEN,
-        used_by=PRETRAIN,
+        used_by=PRETRAIN | {"certify"},
     )
-    adam_beta1: float = setting(0.9, "Decay rate of Adam's first moment.", maximum=0.9999)
-    adam_beta2: float = setting(0.95, "Decay rate of Adam's second moment.", maximum=0.99999)
+    adam_beta1: float = setting(
+        0.9, "Decay rate of Adam's first moment.", maximum=0.9999, used_by=TRAIN | {"certify"}
+    )
+    adam_beta2: float = setting(
+        0.95, "Decay rate of Adam's second moment.", maximum=0.99999, used_by=TRAIN | {"certify"}
+    )
     weight_decay: float = setting(
-        0.1, "Decoupled weight decay. It applies to matrices only.", maximum=10
+        0.1,
+        "Decoupled weight decay. It applies to matrices only.",
+        maximum=10,
+        used_by=TRAIN | {"certify"},
     )
     grad_clip: float = setting(
-        1.0, "Largest norm of the gradient over all parameters. 0 does not clip."
+        1.0,
+        "Largest norm of the gradient over all parameters. 0 does not clip.",
+        used_by=TRAIN | {"certify"},
     )
     log_every: Steps = setting(
         10,

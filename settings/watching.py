@@ -1,6 +1,6 @@
 """Settings of watching, tracking and measuring runs."""
 
-from settings.declare import Format, Section, section, setting
+from settings.declare import Format, PathText, Section, section, setting
 from settings.run import NAMES, Name
 from settings.targets import TRAIN
 
@@ -89,6 +89,19 @@ class Measuring(Section):
         "and one cut off (training), DiLoCo next to DDP on three seeds (loss).",
         format=one_or_more("link", "engine", "ratio", "training", "loss"),
         used_by={"wan-lab"},
+    )
+    certify: str = setting(
+        "full",
+        "How much `make certify` does: `full` takes ten minutes on two cores, `short` two.",
+        choices=("full", "short"),
+        used_by={"certify"},
+    )
+    check: PathText = setting(
+        "",
+        "Certificate that `make certify` checks, instead of making one. "
+        "Settings come from the certificate.",
+        example="certificate.json",
+        used_by={"certify"},
     )
 
 

@@ -92,8 +92,9 @@ def test_nothing_runs_after_a_setup_that_failed(ci: Ci) -> None:
     [
         ("", "1/4", "make image-test "),  # there is no git
         ("1", "2/4", "lab link,engine"),
-        ("2", "3/4", "make image-test "),
-        ("3", "4/4", "lab link,engine"),
+        ("2", "3/4", "make certify CERTIFY=short NPROC=1 "),
+        ("3", "4/4", "make image-test "),
+        ("5", "2/4", "make certify CERTIFY=short NPROC=2 "),
     ],
 )
 def test_what_runs_depends_on_the_number_of_commits(

@@ -83,7 +83,7 @@ IMPORTED_ONLY_BY = {  # others start these as processes of their own
     "doctor.gpu_probe.probe_disk": set(),
 }
 SAME_NAME_IN_FOLDERS_THAT_TELL_THEM_APART = {
-    "__main__": 10,
+    "__main__": 11,
     "diloco": 2,  # train/hooks/, plan/network/
     "main": 2,  # train/, finetune/: what torchrun starts
     "manifest": 2,  # train/checkpoint/, train/data/
