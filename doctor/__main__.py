@@ -46,10 +46,10 @@ def as_text(findings: Sequence[Finding], c: Config, seconds: float) -> str:
     What passes is counted. MORE=1 lists it, and says how long all took.
     """
     stopping, allowed = split(c.allow_fail, findings)
-    listed = [f for f in findings if c.more or f.level != PASS or f.name.startswith("probe-")]
-    passed = len(findings) - len(listed)
+    shown = [f for f in findings if c.more or f.level != PASS or f.name.startswith("probe-")]
+    passed = len(findings) - len(shown)
     lines = [f"PASS  {passed} checks (MORE=1 lists them)"] if passed else []
-    lines += format_findings(sorted(listed, key=lambda finding: ORDER.index(finding.level)))
+    lines += format_findings(sorted(shown, key=lambda finding: ORDER.index(finding.level)))
     if c.more:
         counts = ", ".join(f"{sum(f.level == level for f in findings)} {level}" for level in ORDER)
         lines.append(f"{counts}, in {seconds:.1f} s")

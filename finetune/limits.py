@@ -3,10 +3,12 @@
 import contextlib
 import os
 import resource
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 CPU_S = 5
+WALL_S = 300  # for a copy of a process with threads that waits for a lock of theirs
 MEMORY = 2**30
 
 
@@ -21,6 +23,8 @@ def ends_within_limits(work: Callable[[], object]) -> bool:
         status = 0
         try:
             limit(resource.RLIMIT_CPU, CPU_S)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(WALL_S)
             with contextlib.suppress(OSError):  # only Linux says what is in use
                 pages = int(Path("/proc/self/statm").read_text().split()[0])
                 limit(resource.RLIMIT_AS, pages * resource.getpagesize() + MEMORY)

@@ -96,7 +96,7 @@ class Planning(Section):
     )
     more: bool = setting(
         False,
-        "Print every layout and table of a plan, every check of the doctor.",
+        "Print every layout and table of a plan, and every check of the doctor.",
         needs="REVIEW!=1",
         used_by={"plan", "doctor"},
     )

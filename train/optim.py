@@ -50,7 +50,10 @@ class Float32Products(TorchDispatchMode):
 
 
 def has_fast_bfloat16(device: torch.device) -> bool:
-    return device.type != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    """Return whether torch has fast bfloat16 products for a device."""
+    if device.type != "cpu":
+        return True
+    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 class Optimizer:

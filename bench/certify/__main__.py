@@ -41,9 +41,11 @@ from settings.sources import COMMAND_LINE
 from settings.terminal import complain, say
 from train.tune import count_gpus, is_intel
 
+SCHEMA = 1
 QUIT = 130  # by Ctrl-C
 COMPARED = ("cpu", "instructions", "gpu", "torch", "tokenizers", "code")
 CODE = ("settings", "record", "hardware", "train", "bench/certify")
+WITH_CHECK = ("CHECK", "RUNS_DIR", "ENV_FILE")
 # Settings that shape the arithmetic.
 CERTIFIED = [
     name
@@ -81,7 +83,7 @@ def choose_settings(config: Config) -> dict[str, str]:
     return settings | {"OMP_NUM_THREADS": threads}
 
 
-def seal(content: dict[str, Any]) -> str:
+def hash_content(content: dict[str, Any]) -> str:
     """Return the sha256 of a certificate's content."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -92,7 +94,7 @@ def certify(config: Config, work: Path) -> int:
     certification = Certification(work, config.certify, settings)
     results = certification.train_reference()
     content: dict[str, Any] = {
-        "schema": 1,
+        "schema": SCHEMA,
         "size": config.certify,
         "machine": describe_machine(),
         "settings": settings,
@@ -114,7 +116,7 @@ def certify(config: Config, work: Path) -> int:
     described = json.dumps(content, indent=1)
     page = ["# Certificate of exactness", "```", *lines, described, *saved, "```", ""]
     content |= {"proofs": lines, "results": results}
-    content["sha256"] = seal(content)
+    content["sha256"] = hash_content(content)
     path = work.with_suffix(".json")
     write_whole(path, json.dumps(content, indent=1).encode())
     write_whole(work.with_suffix(".md"), "\n".join(page).encode())
@@ -128,8 +130,12 @@ def check(config: Config, work: Path) -> int:
         content = read_object(ROOT / config.check)
     except (FileNotFoundError, ValueError) as error:
         raise Failed(f"CHECK={config.check} {str(error) or 'does not exist'}") from None
-    if content.pop("sha256", "") != seal(content):
+    if content.pop("sha256", "") != hash_content(content):
         raise Failed(f"CHECK={config.check} was edited or damaged: its sha256 does not fit")
+    if content["schema"] != SCHEMA:
+        raise Failed(
+            f"CHECK={config.check} has format {content['schema']}; this version reads {SCHEMA}"
+        )
     here, there = describe_machine(), content["machine"]
     for name in COMPARED:
         if here[name] != there[name]:
@@ -146,14 +152,17 @@ def check(config: Config, work: Path) -> int:
 
 def run(config: Config, work: Path) -> int:
     """Certify or check. Ends all processes, and deletes their runs if nothing failed. Returns the exit code."""
-    code = QUIT
+    code = OTHER.code
     try:
         with stopping():
             code = check(config, work) if config.check else certify(config, work)
     except Failed as error:
         say(f"{FAIL}  {error}")
-        code = OTHER.code
+    except (SettingsError, SystemExit):
+        code = QUIT
+        raise
     except KeyboardInterrupt:
+        code = QUIT
         complain("Stopped: nothing is certified. The same command starts from the beginning.")
     finally:
         kill_processes(work)
@@ -163,15 +172,15 @@ def run(config: Config, work: Path) -> int:
 
 
 def main() -> int:
-    """Returns the exit code."""
+    """Return the exit code."""
     if sys.platform != "linux":
         complain("make certify needs Linux: it finds the processes that it kills in /proc.")
         return BAD_DATA
     try:
         resolved = resolve().check()
         config = resolved.config
-        for name in CERTIFIED:
-            if config.check and resolved.origins[name] == COMMAND_LINE:
+        for name, origin in resolved.origins.items():
+            if config.check and origin == COMMAND_LINE and name not in WITH_CHECK:
                 raise SettingsError([f"{name}: Leave it out. CHECK takes it from the certificate."])
         work = ROOT / config.runs_dir / "certify" / time.strftime("%Y%m%d_%H%M%S")
         return run(config, work.absolute())

@@ -103,7 +103,8 @@ class SmallRun:
                 )
             time.sleep(LOOK_S)
         strike(blow, self.work, process, rng)
-        self.end(process)
+        if self.end(process) == 0:
+            raise Failed(f"ended before {blow} was struck: {self.paths.folder}.log")
 
     def list_saves(self) -> set[Path]:
         """Return the checkpoints that are being written, and those that a kill has left so."""

@@ -5,26 +5,29 @@ import os
 import random
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 
 def find_processes(runs_dir: Path) -> list[tuple[int, str]]:
     """Return pid and command line of all processes with this RUNS_DIR: those that train there, and what they started."""
-    found = []
+    processes = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
             if f"RUNS_DIR={runs_dir}\0" in (path / "environ").read_text():
                 command = (path / "cmdline").read_text().replace("\0", " ").strip()
-                found.append((int(path.name), command))
+                processes.append((int(path.name), command))
         except (OSError, UnicodeDecodeError):  # it has just ended, or is somebody else's
             continue
-    return found
+    return processes
 
 
 def kill_processes(runs_dir: Path) -> None:
-    """Kill all processes with this RUNS_DIR."""
-    for pid, _ in find_processes(runs_dir):
-        kill(pid)
+    """Kill all processes with this RUNS_DIR, and wait until they have ended."""
+    while processes := find_processes(runs_dir):
+        for pid, _ in processes:
+            kill(pid)
+        time.sleep(0.01)
 
 
 def kill(pid: int) -> None:

@@ -150,11 +150,11 @@ def test_on_another_number_of_processes_losses_are_close(
     trained.results["step 44"] = f"{(3.12 * (1 - apart)).hex()} {(1.5).hex()}"
     proof = certification(tmp_path)
     if passes:
-        assert proof.prove_processes(trained.expected).endswith("losses agree to 9e-06")
+        assert proof.prove_processes(trained.expected).endswith("losses agree to 9.0e-06")
         checkpoints = tmp_path / "work" / "processes" / "checkpoints"
         assert max(checkpoints.iterdir()).name == "step_0000040"
     else:
-        with pytest.raises(Failed, match="losses agree to 1e-05, not to 1e-05"):
+        with pytest.raises(Failed, match="losses differ by"):
             proof.prove_processes(trained.expected)
 
 
@@ -235,6 +235,16 @@ def test_a_run_is_struck_after_its_step_at_the_moment_asked_for(tmp_path, monkey
         run.train_until_struck("stop", moment, 5, random.Random(1))
 
 
+def test_a_blow_that_missed_fails(tmp_path, monkeypatch):
+    run = SmallRun(tmp_path / "work", "run", {})
+    monkeypatch.setattr(
+        SmallRun, "start", lambda *_: subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1)
+    )
+    monkeypatch.setattr(small_run, "strike", lambda *blow: blow[2].communicate(b"end by itself\n"))
+    with pytest.raises(Failed, match="ended before a rank was struck"):
+        run.train_until_struck("a rank", "step", 0, random.Random(1))
+
+
 def test_a_run_has_no_settings_but_its_own(tmp_path, monkeypatch):
     monkeypatch.setenv("SYNC", "diloco")
     monkeypatch.setenv("N_LAYER", "7")
@@ -268,7 +278,7 @@ def rewrite(path, **changes):
     """Change a certificate as a forger does, who knows how it is sealed."""
     content = json.loads(path.read_text()) | changes
     del content["sha256"]
-    path.write_text(json.dumps(content | {"sha256": command.seal(content)}))
+    path.write_text(json.dumps(content | {"sha256": command.hash_content(content)}))
 
 
 def test_a_certificate_says_what_was_compared_and_can_be_checked(
@@ -314,6 +324,22 @@ def test_on_another_machine_or_with_other_code_nothing_is_said_to_pass(
     assert "PASS" not in out
 
 
+def test_a_certificate_of_another_format_fails(made, tmp_path, monkeypatch, capsys):
+    rewrite(made, schema=2)
+    assert certify(monkeypatch, tmp_path, f"CHECK={made}") == 1
+    assert "has format 2" in capsys.readouterr().out
+
+
+def test_what_nobody_expected_keeps_the_runs(tmp_path, monkeypatch, trained):
+    def train(run):
+        raise AttributeError("no loss")
+
+    monkeypatch.setattr(SmallRun, "train", train)
+    with pytest.raises(AttributeError):
+        certify(monkeypatch, tmp_path)
+    assert list(tmp_path.rglob("*.env"))
+
+
 def test_a_file_that_is_no_certificate_fails(tmp_path, monkeypatch, capsys):
     for content, reason in ((None, "does not exist"), ("[]", "is damaged"), ("{}", "was edited")):
         path = tmp_path / "file.json"
@@ -351,6 +377,7 @@ def test_a_proof_that_fails_leaves_no_certificate_and_the_others_are_made(
     ("words", "settings", "reason"),
     [
         (["CHECK=c.json", "SEED=3"], {}, "SEED: Leave it out"),
+        (["CHECK=c.json", "PRESET=tiny"], {}, "PRESET: Leave it out"),
         (["OPTIMIZER=muon", "PARALLEL=fsdp"], {}, "Muon needs whole matrices"),
         ([], {"OMP_NUM_THREADS": "2"}, "OMP_NUM_THREADS=2: Only on Intel"),
         (["N_LAYER=3"], {}, "N_LAYER (command line): Not used by make certify"),
