@@ -54,6 +54,8 @@ OF_THIS_MACHINE = {
     "SWEEP",
     "JSON",
     "MORE",
+    "CERTIFY",
+    "CHECK",
     "PROBE",
     "REVIEW",
     "ONCE",

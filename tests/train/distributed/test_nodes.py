@@ -215,7 +215,7 @@ def test_a_node_that_was_told_to_stop_comes_back_and_the_other_has_waited(
     (saved,) = job.run.checkpoints.iterdir()
     wait_for(
         job.logs[1 - stopped],
-        "Another node was asked to stop; waiting for it to come back",
+        "Another node has left; waiting for it to come back",
     )
     assert job.nodes[1 - stopped].poll() is None
     job.nodes[stopped] = job.start(stopped)
