@@ -21,7 +21,7 @@ GIB = 2**30
 BAD_SETTING = 64
 NO_TRITON = (
     "Kernels were not compiled, since the package triton is absent. To install it (190 MB): "
-    '"$VENV/bin/python" -m pip install --no-deps triton==3.7.1'
+    ".venv/bin/python -m pip install --no-deps triton==3.7.1"
 )
 
 

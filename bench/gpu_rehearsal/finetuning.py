@@ -16,7 +16,7 @@ import torch  # isort: skip
 from torch import Tensor
 
 from bench.gpu_rehearsal.cases import MODELS
-from finetune import hf_model, weights
+from finetune import hf_model
 from finetune.adapter import Adapters
 from finetune.batches import Batches
 from finetune.hf_model import Tuned
@@ -25,6 +25,7 @@ from finetune.main import build_model
 from finetune.perplexity import Evaluator
 from settings.config import Config
 from train.distributed.world import World
+from train.model import hf_import
 
 N_LAYER = 2
 
@@ -71,7 +72,7 @@ def model_folder(config: Config) -> Iterator[Config]:
         tempfile.TemporaryDirectory() as folder,
         # transformers' other threads would know nothing of fake tensors
         mock.patch.dict("os.environ", {"HF_DEACTIVATE_ASYNC_LOAD": "1"}),
-        mock.patch.object(weights, "safe_open", File),
+        mock.patch.object(hf_import, "safe_open", File),
         # modules on the meta device are moved, and the head is found by its numbers
         mock.patch.object(hf_model, "on_meta", really(hf_model.on_meta)),
         mock.patch.object(hf_model, "find_head", really(hf_model.find_head)),
