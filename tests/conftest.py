@@ -96,6 +96,21 @@ def part_of(nodeid: str, parts: int) -> int:
     return zlib.crc32(function.encode()) % parts + 1
 
 
+@pytest.fixture(autouse=True)
+def _signal_handlers_end_with_the_test() -> Iterator[None]:
+    """Take back the handlers of a command that a test ran in this process.
+
+    A handler of `make upload` swallowed the Ctrl-C of a test of `make logs`, 400 tests later.
+    """
+    before = {
+        number: signal.getsignal(number)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Give a test with a time limit of its own, by its mark, as long for a hang in C code."""

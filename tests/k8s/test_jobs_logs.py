@@ -82,19 +82,31 @@ def test_ctrl_c_ends_the_watching_only(
     put_job(cluster, pods=1)
     name = put_pod(cluster, 0, phase="Running", node="a")
     cluster.logs[name] = LOG
-    shown, write = threading.Event(), sys.stdout.write
+    shown, ended = threading.Event(), threading.Event()
+    write = sys.stdout.write
+
+    def note(text: str) -> int:
+        if "No space left" in text:
+            shown.set()
+        return write(text)
+
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(
-        sys.stdout, "write", lambda text: (write(text), "No space left" in text and shown.set())[0]
-    )
+    monkeypatch.setattr(sys.stdout, "write", note)
 
     def press() -> None:
-        if shown.wait(200):
-            time.sleep(0.5)  # Python would not see a signal between its last check and the read
+        # Python does not see a signal that comes between its last check and the read: who watches
+        # presses again.
+        assert shown.wait(200)
+        wait_s = 0.5
+        while not ended.wait(wait_s):
             os.kill(os.getpid(), signal.SIGINT)
+            wait_s = 20
 
-    threading.Thread(target=press).start()
+    pressing = threading.Thread(target=press)
+    pressing.start()
     code, out, _ = user("logs")
+    ended.set()
+    pressing.join()
     assert code == 0 and out == LOG + "\n"
     assert len(cluster.objects("Pod")) == len(cluster.objects("Job")) == 1
 
