@@ -10,6 +10,7 @@ import ctypes
 import os
 import signal
 import sys
+from types import FrameType
 
 
 def end_with_parent(number: int, parent: int) -> None:
@@ -25,6 +26,21 @@ def end_with_parent(number: int, parent: int) -> None:
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, number)
     if os.getppid() != parent:
         os.kill(os.getpid(), number)
+
+
+def end_with_launcher() -> None:
+    """End this process by SIGTERM when the one that started it has died, also while this one is stopped (SIGSTOP).
+
+    SIGTERM alone would wait for ever: only SIGCONT reaches a stopped process. So the system sends SIGCONT.
+    """
+    launcher = os.getppid()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if os.getppid() != launcher:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    signal.signal(signal.SIGCONT, handle)
+    end_with_parent(signal.SIGCONT, launcher)
 
 
 def main(words: list[str]) -> None:

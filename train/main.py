@@ -38,11 +38,13 @@ from train.distributed.world import (
     World,
     broadcast_object,
     join,
+    launcher_pid,
     leave,
     log_topology,
     report_exit,
     under_torchrun,
 )
+from train.end_with_parent import end_with_launcher
 from train.faults.memory_advice import memory_advice
 from train.job import Job
 from train.run_folder import is_finished, log_to_files, open_run_folder
@@ -109,8 +111,10 @@ def main(training: Training = Training()) -> int:  # noqa: B008 (it has no state
 
 
 def prepare_process() -> None:
-    """Set up logging."""
+    """Set up logging, and end with the launcher."""
     console.start_logging()
+    if os.getppid() == launcher_pid():
+        end_with_launcher()
     logging.raiseExceptions = False  # a closed terminal must not end a run, nor fill its log
     # DCP, in one process
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")

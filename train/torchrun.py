@@ -16,12 +16,10 @@ docs/ports.md lists what else listens.
 import argparse
 import logging
 import os
-import signal
 import socket
 import sys
 import tempfile
 from pathlib import Path
-from types import FrameType
 
 from torch.distributed import HashStore, TCPStore
 from torch.distributed import run as torchrun
@@ -38,7 +36,7 @@ from torch.distributed.elastic.rendezvous import (
 from settings.addresses import is_loopback
 from train.distributed.pod import in_pod
 from train.distributed.signed_http import listen
-from train.end_with_parent import end_with_parent
+from train.end_with_parent import end_with_launcher
 
 ONE_MACHINE = "one-machine"
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
@@ -133,21 +131,6 @@ def start(options: argparse.Namespace, folder: Path) -> None:
 def has_reported() -> bool:
     """Return whether a process has said why it ended (report_exit in distributed/world.py)."""
     return os.path.exists(os.environ.get("EXIT_CODE_FILE", ""))
-
-
-def end_with_launcher() -> None:
-    """End with the process that started this one, as before, but also while this one is stopped (SIGSTOP).
-
-    Its ranks would go on for ever: SIGTERM waits until somebody sends SIGCONT. So the system sends SIGCONT.
-    """
-    launcher = os.getppid()
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        if os.getppid() != launcher:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    signal.signal(signal.SIGCONT, handle)
-    end_with_parent(signal.SIGCONT, launcher)
 
 
 def main(arguments: list[str]) -> int:
