@@ -29,7 +29,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from tokenizers import Encoding
 
-from finetune.limits import CPU_S, MEMORY, ends_within_limits
+from finetune.limits import CPU_S, MEMORY, ends_within_limits, limited_time
 from finetune.row_shapes import THOUGHTS, Conversation, Message, Unfit
 from settings.resolve import show_path
 from train.data.sources.formats import Bad
@@ -45,6 +45,8 @@ REASONS = {
     "spells": "a message contains the text of a special token, which could end a reply early. Remove "
     "that text, or the row",
 }
+TOKENIZER_FILES = ("*.jinja", "*/*.jinja", "*token*.json", "vocab*", "merges.txt")
+LARGEST_FILE = 2**28  # bytes; tokenizers of 260,000 tokens have 35 MB
 GENERATION_MARKS = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 
 QUESTION = {"role": "user", "content": "Is it so?"}
@@ -198,14 +200,14 @@ class ChatTemplate:
             reply: write it as a prompt, up to where the assistant's next message begins.
         """
         try:
-            return str(
-                self.tokenizer.apply_chat_template(
+            with limited_time():
+                text = self.tokenizer.apply_chat_template(
                     [name_thoughts(message) for message in messages],
                     tools=tools,
                     add_generation_prompt=reply,
                     tokenize=False,
                 )
-            )
+            return str(text)
         except MemoryError:
             raise
         except Exception as error:  # a template raises what it likes
@@ -443,13 +445,14 @@ class ChatTemplate:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         try:
-            made: Any = render_jinja_template(
-                [[name_thoughts(message) for message in messages]],
-                tools=cast(Any, tools),
-                chat_template=self.template,
-                return_assistant_tokens_mask=True,
-                **self.tokenizer.special_tokens_map,
-            )
+            with limited_time():
+                made: Any = render_jinja_template(
+                    [[name_thoughts(message) for message in messages]],
+                    tools=cast(Any, tools),
+                    chat_template=self.template,
+                    return_assistant_tokens_mask=True,
+                    **self.tokenizer.special_tokens_map,
+                )
         except MemoryError:
             raise
         except Exception as error:  # as in render
@@ -513,6 +516,7 @@ def read_tokenizer(folder: Path) -> Any:
         raise TokenizerError(
             "The package transformers is not installed. Run: make setup-finetune"
         ) from None
+    check_sizes(folder)
     try:
         return AutoTokenizer.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False
@@ -522,6 +526,17 @@ def read_tokenizer(folder: Path) -> Any:
             f"{folder}: transformers cannot read its tokenizer ({shorten(error)}). Get the model's "
             "folder again."
         ) from error
+
+
+def check_sizes(folder: Path) -> None:
+    """Raise TokenizerError if a file is too large: transformers reads all of it into memory."""
+    for pattern in TOKENIZER_FILES:
+        for path in folder.glob(pattern):
+            if path.is_file() and path.stat().st_size > LARGEST_FILE:
+                raise TokenizerError(
+                    f"{show_path(path)}: is larger than {LARGEST_FILE >> 20} MiB, which no file of a "
+                    "tokenizer is. Get the model's folder again."
+                )
 
 
 def name_thoughts(message: Message) -> Message:

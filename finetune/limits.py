@@ -4,10 +4,13 @@ import contextlib
 import os
 import resource
 import signal
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 
 CPU_S = 5
+CALL_CPU_S = 20.0  # for work that has ended within the limits once
 WALL_S = 300  # for a copy of a process with threads that waits for a lock of theirs
 MEMORY = 2**30
 
@@ -40,3 +43,25 @@ def ends_within_limits(work: Callable[[], object]) -> bool:
 def limit(what: int, most: int) -> None:
     _, hard = resource.getrlimit(what)
     resource.setrlimit(what, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+
+
+@contextlib.contextmanager
+def limited_time() -> Iterator[None]:
+    """Raise TimeoutError in Python code that takes more than CALL_CPU_S seconds of a core.
+
+    In the main thread only. A call of C code ends first.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError(f"it takes more than {CALL_CPU_S:g} s")
+
+    before = signal.signal(signal.SIGVTALRM, end)
+    signal.setitimer(signal.ITIMER_VIRTUAL, CALL_CPU_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)

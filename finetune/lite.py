@@ -166,5 +166,7 @@ def refuse(name: str, values: Tensor, shape: tuple[int, ...]) -> None:
     """Raises ValueError where an adapter has another shape, as one process's rows have, or is no adapter at all."""
     if tuple(values.shape) != tuple(shape):
         raise ValueError(f"{name} is {tuple(values.shape)}, not {tuple(shape)}")
+    if values.dtype not in (torch.float32, torch.bfloat16):
+        raise ValueError(f"{name} has the type {values.dtype}, not float32 or bfloat16")
     if not values.isfinite().all():
         raise ValueError(f"{name} holds numbers that are not finite")

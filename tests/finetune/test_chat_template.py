@@ -8,7 +8,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer
 
 from finetune import limits
-from finetune.chat_template import ChatTemplate, Labelled
+from finetune.chat_template import ChatTemplate, Labelled, read_tokenizer
 from finetune.row_shapes import Conversation
 from tests.extra_packages import install_apart
 from tests.finetune import making
@@ -251,6 +251,25 @@ def test_a_template_that_does_not_end_is_refused(
         TokenizerError, match=r"chat_template\.jinja: .* took more than 5 s or 1 GiB"
     ):
         template(CHATML + text)
+
+
+def test_a_template_that_does_not_end_on_a_long_message_drops_it(
+    template: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "CALL_CPU_S", 0.2)
+    endless = "{% for i in range(99999) %}" * 2 + "{% endfor %}" * 2
+    late = f"{{% if messages[0]['content']|length > 70 %}}{endless}{{% endif %}}"
+    bad, good = template(CHATML + late).label([talk("a?" * 40, "one"), talk("a?", "one")])
+    assert bad == Bad("template", "it says: it takes more than 0.2 s")
+    assert isinstance(good, list)
+
+
+def test_a_sparse_file_of_a_tokenizer_is_not_read(template: Any, tmp_path: Path) -> None:
+    template(CHATML)
+    with open(tmp_path / "chat_template.jinja", "ab") as file:
+        file.truncate(2**31)
+    with pytest.raises(TokenizerError, match=r"chat_template\.jinja: is larger than 256 MiB"):
+        read_tokenizer(tmp_path)
 
 
 def test_what_a_template_refuses_is_dropped_in_its_words(template: Any) -> None:

@@ -182,6 +182,19 @@ def test_files_that_are_not_of_this_model_are_refused(
         opened(folder, ALONE)
 
 
+def test_an_adapter_beside_the_weights_is_refused(models: dict[str, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "llama"
+    shutil.copytree(models["llama"], folder)
+    (folder / "adapter_config.json").write_text(
+        '{"peft_type": "LORA", "target_modules": ["q_proj"]}'
+    )
+    for read in (lambda: opened(folder, ALONE), lambda: read_model(folder, "float32")):
+        with pytest.raises(
+            ForeignError, match=r"adapter_config\.json: An adapter beside the weights"
+        ):
+            read()
+
+
 def test_a_chat_reads_no_weights_without_their_scales(
     models: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -184,6 +184,8 @@ def damaged(folder: Path, **changes: Any) -> None:
         elif kind == "number":
             held[name] = held[name].clone()
             held[name].view(-1)[3] = value
+        elif kind == "dtype":
+            held[name] = held[name].to(value)
         elif kind == "prefix":
             held = {key.replace("base_model.model.", value): values for key, values in held.items()}
     save_file(held, folder / lite.FILE, metadata={"format": "pt"})
@@ -197,8 +199,10 @@ def damaged(folder: Path, **changes: Any) -> None:
         ({"number": math.nan}, r"base_model\S+ holds numbers that are not finite"),
         ({"number": -math.inf}, r"base_model\S+ holds numbers that are not finite"),
         ({"prefix": ""}, "holds other adapters than LORA_TARGETS asks for"),
+        ({"dtype": torch.float64}, "has the type torch.float64, not float32 or bfloat16"),
+        ({"dtype": torch.complex64}, "has the type torch.complex64, not float32 or bfloat16"),
     ],
-    ids=["a-quarter", "a-half", "nan", "inf", "names"],
+    ids=["a-quarter", "a-half", "nan", "inf", "names", "double", "complex"],
 )
 def test_an_adapter_that_is_damaged_is_refused(
     models: dict[str, Path], tmp_path: Path, change: dict[str, Any], words: str

@@ -15,6 +15,7 @@ publisher's page can be compared with.
 """
 
 import dataclasses
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -159,7 +160,16 @@ def tensors(folder: Path) -> dict[str, Stored]:
 
 
 def check_types(folder: Path) -> None:
-    """Raise ForeignError if a weight has a type whose values mean nothing without scales, as int8."""
+    """Raise ForeignError if a weight has a type whose values mean nothing without scales, as int8.
+
+    Also if there is an adapter, which transformers would add to the weights and others would not.
+    """
+    adapter = folder / "adapter_config.json"
+    if os.path.lexists(adapter):
+        raise ForeignError(
+            f"{adapter}: An adapter beside the weights changes what some programs read. Merge it with "
+            "peft's merge_and_unload, or remove its files."
+        )
     odd = []
     for name, one in tensors(folder).items():
         if name.endswith("weight") and one.dtype not in READABLE:
