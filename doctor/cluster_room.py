@@ -85,6 +85,8 @@ def findings(c: Config, namespace: str, gpu: str) -> list[Finding]:
                 "more; of any other ask its administrators",
             )
         ]
+    if unknown := sites.without_products([one.node for one in listed], c):
+        return [Finding(PRODUCTS, WARN, unknown)]
     found = products(c, listed, gpu)
     if c.device == "cpu" or any(finding.level == FAIL for finding in found):
         return found

@@ -139,11 +139,19 @@ def send(command: str) -> int:
     here = reach()
     with keeping_to(here):
         gpu, notes = None, tuple[str, ...]()
+        by_product = True
         if not data and c.device != "cpu":
             gpu = sites.gpu_resource(c)
+            by_product = sites.carry_products()
             if gpu is None:
                 notes = (f"you may not read nodes, so pods request GPUs as {sites.GPU}",)
-        text = render(c, image or "unknown", data_job=data, gpu=gpu or sites.GPU)
+        text = render(
+            c,
+            image or "unknown",
+            data_job=data,
+            gpu=gpu or sites.GPU,
+            by_product=by_product,
+        )
         order = Order(c, here, c.namespace or here.namespace, image, text, again, data, notes)
         return send_there(command, order, missing)
 

@@ -11,6 +11,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from k8s.cluster.job_spec import cluster_config
 from k8s.cluster.kubectl import (
@@ -26,15 +27,20 @@ from settings import SettingsError, explain_error
 from settings.config import Config
 from settings.terminal import complain
 
+ZONE = "topology.kubernetes.io/zone"
+PRODUCT = (
+    "nvidia.com/gpu.product"  # NVIDIA's feature discovery sets it, which not every cluster runs
+)
 LABELS = (
-    "topology.kubernetes.io/zone",
+    ZONE,
     "topology.kubernetes.io/region",
-    "nvidia.com/gpu.product",
+    PRODUCT,
     "nvidia.com/gpu.count",
 )
 MANY = 10  # names that a sentence lists
 GPU = "nvidia.com/gpu"  # the name by which pods ask for GPUs, unless nodes offer them by another
 VENDOR = "nvidia.com/"
+MIG = "nvidia.com/mig-"  # slices of a GPU
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,30 +92,62 @@ def parsed(table: str) -> list[Node]:
 
 
 def gpu_resource(c: Config) -> str | None:
-    """Return GPU_RESOURCE, or else the name by which the nodes of GPU_PRODUCTS offer their GPUs.
+    """Return GPU_RESOURCE, or else the name by which the nodes of GPU_PRODUCTS offer whole GPUs.
 
     Some clusters give large GPUs a name of their own, such as nvidia.com/a100. None where nodes may not be read:
     a table of them, which some clusters show to everybody, does not have it. Raises Refused.
     """
     if c.gpu_resource:
         return c.gpu_resource
-    selector = f"nvidia.com/gpu.product in ({c.gpu_products})"
-    if c.site:
-        selector += f",topology.kubernetes.io/zone={c.site}"
-    done = kubectl("get", "nodes", "-l", selector, "-o", "json")
+    done = kubectl("get", "nodes", "-o", "json")
     if "(Forbidden)" in done.err:
         return None
     if done.code:
         raise refusal(done, ("get", "nodes"))
     names = Counter[str]()
-    for node in json.loads(done.out)["items"]:
-        offers = (node.get("status") or {}).get("allocatable") or {}
-        names.update(
-            name for name, count in offers.items() if name.startswith(VENDOR) and count != "0"
-        )
+    for node in wanted(json.loads(done.out)["items"], c):
+        names.update(name for name in offered(node) if is_whole_gpu(name))
     if GPU in names or not names:
         return GPU
     return names.most_common(1)[0][0]
+
+
+def wanted(things: Sequence[dict[str, Any]], c: Config) -> list[dict[str, Any]]:
+    """Return the nodes of GPU_PRODUCTS at SITE; where no node carries its product, all at SITE."""
+    carried = any(PRODUCT in labels_of(node) for node in things)
+    return [
+        node
+        for node in things
+        if (not carried or labels_of(node).get(PRODUCT) in products_of(c))
+        and (not c.site or labels_of(node).get(ZONE) == c.site)
+    ]
+
+
+def labels_of(node: dict[str, Any]) -> dict[str, str]:
+    return node["metadata"].get("labels") or {}
+
+
+def offered(node: dict[str, Any]) -> dict[str, str]:
+    """Return what a node has for pods: name of the resource -> amount, without those it has none of."""
+    room = (node.get("status") or {}).get("allocatable") or {}
+    return {name: str(amount) for name, amount in room.items() if str(amount) != "0"}
+
+
+def is_whole_gpu(resource: str) -> bool:
+    """Whether a resource is a GPU, and not a slice of one or a share of its time."""
+    return resource.startswith(VENDOR) and not (
+        resource.startswith(MIG) or resource.endswith(".shared")
+    )
+
+
+def carry_products() -> bool:
+    """Whether any node carries the product of its GPUs; True where nodes may not be listed. Raises Refused."""
+    try:
+        return any(node.product for node in nodes())
+    except Refused as refused:
+        if refused.kind != "rights":
+            raise
+        return True
 
 
 def products_of(c: Config) -> list[str]:
@@ -129,10 +167,10 @@ def room(listed: Iterable[Node], c: Config, all_of_them: bool = False) -> dict[s
 def problems(listed: Sequence[Node], c: Config) -> list[str]:
     """Why the wished shape cannot fit even an idle cluster with all its nodes at work, as sentences."""
     wished, zones = products_of(c), {node.zone for node in listed if node.zone}
-    if c.site and c.site not in zones:
+    if c.site and listed and c.site not in zones:
         return [f"SITE={c.site}: no node is in such a zone; there are {some(zones)} (make sites)"]
-    if c.device == "cpu":
-        return []
+    if c.device == "cpu" or not any(node.product for node in listed):
+        return []  # without_products says so
     here = [node for node in listed if not c.site or node.zone == c.site]
     where = f" at SITE={c.site}" if c.site else ""
     there = {node.product for node in here if node.product}
@@ -156,6 +194,21 @@ def problems(listed: Sequence[Node], c: Config) -> list[str]:
         + (f"choose another site (SITE={others[0]}), " if c.site and others else "choose ")
         + "another shape, or more GPU_PRODUCTS (make sites)"
     ]
+
+
+def without_products(listed: Sequence[Node], c: Config) -> str:
+    """Return what is to be said where no node says which GPUs it has; "" where one does.
+
+    A cluster that makes nodes for pods that wait may have none now, so this is no reason to refuse.
+    """
+    if c.device == "cpu" or any(node.product for node in listed):
+        return ""
+    what = "no node carries the label nvidia.com/gpu.product" if listed else "there are no nodes"
+    return (
+        f"{what}, so GPU_PRODUCTS={c.gpu_products} cannot be asked for: pods take any node with GPUs, and wait "
+        "where there is none. A cluster scaled to zero makes one for a pod that waits. Check the type of the GPU "
+        "in the log of the first step"
+    )
 
 
 def waits_for(listed: Sequence[Node], c: Config) -> str:

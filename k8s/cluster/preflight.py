@@ -433,9 +433,10 @@ def check_nodes(found: Found, c: Config, on_gpus: bool) -> None:
             raise
         found.remarks.append("GPU_PRODUCTS and SITE are unchecked: you may not list nodes")
         return
-    if on_gpus and found.nodes:
+    if on_gpus:
         found.setting(*sites.problems(found.nodes, c))
-        found.remarks += filter(None, [sites.waits_for(found.nodes, c)])
+        warnings = [sites.without_products(found.nodes, c), sites.waits_for(found.nodes, c)]
+        found.remarks += filter(None, warnings)
 
 
 def site_of(nodes: Sequence[sites.Node] | None, node: str) -> str:

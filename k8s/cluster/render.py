@@ -47,14 +47,16 @@ UNSET = "pure-transformer/rendered: unset"  # as base/job.yaml has it
 DATA_CPUS, DATA_MEMORY_GB = 8, 32  # of the pod that prepares data, at most: more would lie idle
 
 
-def render(c: Config, image: str, *, data_job: bool = False, gpu: str = GPU) -> str:
+def render(
+    c: Config, image: str, *, data_job: bool = False, gpu: str = GPU, by_product: bool = True
+) -> str:
     """All that a run needs but its volume and its Secret, as YAML; with data_job that of make data. gpu: the name by
-    which pods ask for GPUs."""
+    which pods ask for GPUs. by_product: whether nodes carry the label that GPU_PRODUCTS is matched with."""
     overlay = "data" if data_job else overlay_of(c)
     text = build(
         overlay,
         values_of(c, image, data_job),
-        patches_of(c, "" if overlay in WITHOUT_GPUS else gpu),
+        patches_of(c, "" if overlay in WITHOUT_GPUS else gpu, by_product),
         pod_environment(c),
         c,
     )
@@ -176,10 +178,10 @@ def values_of(c: Config, image: str, data_job: bool) -> dict[str, str]:
     }
 
 
-def patches_of(c: Config, gpu: str) -> list[dict[str, Any]]:
+def patches_of(c: Config, gpu: str, by_product: bool) -> list[dict[str, Any]]:
     """Lists, what is there only where a setting asks for it, and GPUs, whose name (gpu) is the field's name."""
     pod, found = "/spec/template/spec", list[dict[str, Any]]()
-    if gpu:
+    if gpu and by_product:
         found.append(
             {
                 "op": "replace",
@@ -188,6 +190,9 @@ def patches_of(c: Config, gpu: str) -> list[dict[str, Any]]:
                 "/nodeSelectorTerms/0/matchExpressions/0/values",
             }
         )
+    elif gpu:
+        found.append({"op": "remove", "path": f"{pod}/affinity/nodeAffinity"})
+    if gpu:
         found += [
             {
                 "op": "add",

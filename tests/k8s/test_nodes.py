@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -208,3 +209,69 @@ def test_where_nodes_may_not_be_read_the_usual_name_is_taken_and_said(
     assert "you may not read nodes, so pods request GPUs as nvidia.com/gpu" in done.err
     pod = cluster.get("Job", "pure-transformer-8xa100")["spec"]["template"]["spec"]
     assert pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "2"
+
+
+def replace_nodes(cluster: Cluster, *made: dict[str, Any]) -> None:
+    """Make these the only nodes of the cluster, which may be read in full."""
+    cluster.nodes_list_only = False
+    for node in cluster.objects("Node"):
+        cluster.store.delete(cluster.key("Node", node["metadata"]["name"]))
+    cluster.nodes(*made)
+
+
+def job_pod(cluster: Cluster) -> dict[str, Any]:
+    """Return the spec of the pods that were sent."""
+    pod: dict[str, Any] = cluster.get("Job", "pure-transformer-8xa100")["spec"]["template"]["spec"]
+    return pod
+
+
+def test_slices_of_gpus_are_requested_only_by_name(user: User, cluster: Cluster) -> None:
+    sliced = {"product": A100, "gpus": 7, "resource": "nvidia.com/mig-1g.10gb"}
+    whole = {"product": A100, "gpus": 8, "resource": "nvidia.com/a100"}
+    replace_nodes(cluster, {"name": "a", **sliced}, {"name": "b", **sliced}, {"name": "c", **whole})
+
+    def resource(**settings: str) -> str | None:
+        return nodes.gpu_resource(cluster_config({**user.settings, **settings})[0])
+
+    assert resource() == "nvidia.com/a100"
+    assert resource(GPU_RESOURCE="nvidia.com/mig-1g.10gb") == "nvidia.com/mig-1g.10gb"
+    replace_nodes(cluster, {"name": "a", **sliced})
+    assert resource() == "nvidia.com/gpu"
+    shared = {"product": A100, "gpus": 32, "resource": "nvidia.com/gpu.shared"}
+    replace_nodes(cluster, {"name": "a", **shared})
+    assert resource() == "nvidia.com/gpu"
+
+
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [
+        ([], "there are no nodes"),
+        ([{"name": "cpu", "zone": "ucsd"}], "no node carries the label nvidia.com/gpu.product"),
+    ],
+)
+def test_a_cluster_scaled_to_zero_gpus_is_warned_about(
+    user: User, cluster: Cluster, made: list[dict[str, Any]], why: str
+) -> None:
+    replace_nodes(cluster, *made)
+    done = user.launch()
+    assert done.code == 0, done.err
+    assert f"{why}, so GPU_PRODUCTS=" in done.err
+    assert "A cluster scaled to zero makes one for a pod that waits" in done.err
+    assert job_pod(cluster)["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "2"
+
+
+def test_a_product_is_required_only_where_nodes_say_theirs(user: User, cluster: Cluster) -> None:
+    unlabelled = {"zone": "ucsd", "gpus": 8, "resource": "nvidia.com/a100"}
+    replace_nodes(cluster, {"name": "a", **unlabelled}, {"name": "b", **unlabelled})
+    done = user.launch()
+    assert done.code == 0, done.err
+    pod = job_pod(cluster)
+    assert "nodeAffinity" not in pod["affinity"]
+    assert pod["containers"][0]["resources"]["limits"]["nvidia.com/a100"] == "2"
+
+    cluster.nodes({"name": "c", "product": A100, "gpus": 8})
+    done = user.launch(command="restart")
+    assert done.code == 0, done.err
+    required = job_pod(cluster)["affinity"]["nodeAffinity"]
+    (term,) = required["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert term["matchExpressions"][0]["values"] == [A100, PCIE]
