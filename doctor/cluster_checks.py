@@ -29,7 +29,7 @@ from k8s.cluster.kubectl import (
     kubectl,
     refusal,
 )
-from k8s.cluster.nodes import GPU, gpu_resource
+from k8s.cluster.nodes import GPU, fit_pod, read_offer
 from k8s.cluster.preflight import Found
 from k8s.cluster.target import Target, name_of
 from settings.config import Config
@@ -94,7 +94,8 @@ def looked(c: Config, here: Context, asking: Ask) -> list[Finding]:
     else:
         there = There(c, namespace, here.name, None, None, [])
     if there.on_gpus:
-        there = dataclasses.replace(there, gpu=gpu_resource(c) or GPU)
+        offer = read_offer(c)
+        there = dataclasses.replace(there, c=fit_pod(c, offer), gpu=offer.gpu or GPU)
     asked = (
         [
             ("rights", rights),

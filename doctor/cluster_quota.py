@@ -11,19 +11,18 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from k8s.cluster.job_spec import overlay_of, pod_cpus, pod_disk_gb
+from k8s.cluster.job_spec import overlay_of, pod_cpus, pod_disk_gb, pod_memory_gb
 from k8s.cluster.kubectl import BAD_SETTING, kubectl, refusal
-from k8s.cluster.preflight import quantity
+from k8s.cluster.nodes import quantity
 from settings.config import Config
 from settings.finding import FAIL, PASS, WARN, Finding
 
 Thing = Mapping[str, Any]
 ENDED = ("Succeeded", "Failed")
 IN_BYTES = ("memory", "storage", "ephemeral-storage")
-SETTING = {"memory": "POD_MEMORY_GB", "storage": "VOLUME_GB"}
+SETTING = {"cpu": "POD_CPUS", "memory": "POD_MEMORY_GB", "storage": "VOLUME_GB"}
 # What no setting says by itself: what to do where a pod asks for too much or too little of it.
 REMEDIES = {
-    "cpu": "set another GPUS_PER_NODE: a pod asks for 8 cores per GPU",
     "ephemeral-storage": "ask the namespace's administrator for another limit, or take another NAMESPACE",
 }
 LIGHTHOUSE = {
@@ -77,7 +76,7 @@ def pod_asks(c: Config, gpu: str) -> dict[str, float]:
     """Resource -> amount that one pod of the run asks for and may take; bytes where it is counted in them."""
     asks = {
         "cpu": float(pod_cpus(c)),
-        "memory": c.pod_memory_gb * 2.0**30,
+        "memory": pod_memory_gb(c) * 2.0**30,
         "ephemeral-storage": pod_disk_gb(c) * 2.0**30,
     }
     if c.device != "cpu":

@@ -14,8 +14,9 @@ from typing import Any
 
 from doctor.cluster_quota import pod_asks
 from k8s.cluster import nodes as sites
+from k8s.cluster.job_spec import pod_memory_gb
 from k8s.cluster.kubectl import BAD_SETTING, Refused, kubectl, refusal
-from k8s.cluster.preflight import quantity
+from k8s.cluster.nodes import quantity
 from k8s.cluster.render import toleration
 from k8s.launch import WAIT_MINUTES
 from settings.config import Config
@@ -296,11 +297,11 @@ def too_small(c: Config, ours: Sequence[Seen], gpu: str) -> Finding | None:
     return Finding(
         PRODUCTS,
         FAIL,
-        f"a pod asks for {pod['cpu']:.0f} cores and POD_MEMORY_GB={c.pod_memory_gb}: the nodes of GPU_PRODUCTS "
+        f"a pod asks for {pod['cpu']:.0f} cores and POD_MEMORY_GB={pod_memory_gb(c)}: the nodes of GPU_PRODUCTS "
         f"have {most['cpu']:.4g} cores and {most['memory'] / 2**30:.4g} GiB at most, so "
         f"{sum(one.holds(asks, gpu) for one in ours)} of NODES={c.nodes} pods fit an idle cluster",
-        f"a pod's share of any of them is {shares['cpu']:.0f} cores and "
-        f"POD_MEMORY_GB={shares['memory'] / 2**30:.0f}; a smaller GPUS_PER_NODE asks for fewer cores, 8 per GPU",
+        f"a pod's share of any of them is POD_CPUS={int(shares['cpu'])} and "
+        f"POD_MEMORY_GB={int(shares['memory'] / 2**30)}; a smaller GPUS_PER_NODE asks for less of both",
         BAD_SETTING,
     )
 

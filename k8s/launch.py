@@ -24,7 +24,7 @@ from k8s import apply, launch_plan
 from k8s.cluster import nodes as sites
 from k8s.cluster import placement, secret
 from k8s.cluster.image_ref import image_of
-from k8s.cluster.job_spec import cluster_config
+from k8s.cluster.job_spec import cluster_config, nccl_from_here
 from k8s.cluster.kubectl import BAD_SETTING, UNAVAILABLE, Context, Refused, keeping_to, reach
 from k8s.cluster.preflight import Found, check, claim_bytes
 from k8s.cluster.render import avoid, claim, objects, render
@@ -126,6 +126,8 @@ def send(command: str) -> int:
         )
     for text in remarks:
         remark(text)
+    for name, value in nccl_from_here().items():
+        remark(f"{name}={value}, of your environment, goes to the pods")
     image, missing = "", list[str]()
     try:
         image = image_of(c)
@@ -138,10 +140,13 @@ def send(command: str) -> int:
         return 0
     here = reach()
     with keeping_to(here):
-        gpu, notes = None, tuple[str, ...]()
+        gpu = None
+        notes = tuple[str, ...]()
         by_product = True
         if not data and c.device != "cpu":
-            gpu = sites.gpu_resource(c)
+            offer = sites.read_offer(c)
+            gpu = offer.gpu
+            c = sites.fit_pod(c, offer)
             by_product = sites.carry_products()
             if gpu is None:
                 notes = (f"you may not read nodes, so pods request GPUs as {sites.GPU}",)
@@ -261,7 +266,7 @@ def carry_out(order: Order, found: Found, stands: Standing, plan: Plan | None) -
     if sent := secret.send(c, order.namespace):
         say(f"Secret {secret.NAME}: {' and '.join(sent)} sent")
     if found.claim is None:
-        apply.apply_claim(claim(c), order.namespace)
+        apply.apply_claim(claim(c, found.one_node_disk), order.namespace)
         say(f"VOLUME={c.volume} of {c.volume_gb} GiB is made; no target ever deletes it")
     with told_by_signals():
         if found.claim is not None and c.device != "cpu" and not order.data:

@@ -11,7 +11,7 @@ import datetime
 from hardware.gpu_specs import GpuSpec, load_gpu_specs
 from hardware.model_size import parameters
 from k8s.cluster import nodes
-from k8s.cluster.job_spec import pod_cpus, shm_gb
+from k8s.cluster.job_spec import pod_cpus, pod_memory_gb, shm_gb
 from plan import storage
 from plan.fleet import Fleet
 from plan.network.traffic import TYPICAL_GBIT
@@ -130,7 +130,7 @@ def tuned(c: Config, p: Plan | None) -> list[tuple[str, str]]:
         (
             "shape",
             f"{c.nodes} {'pod' if c.nodes == 1 else 'pods'} of {units(c)}, PARALLEL={c.parallel}, each with "
-            f"{pod_cpus(c)} CPUs and {c.pod_memory_gb} GiB, {shm_gb(c)} of them shared memory",
+            f"{pod_cpus(c)} CPUs and {pod_memory_gb(c)} GiB, {shm_gb(c)} of them shared memory",
         ),
         ("model", f"{c.model}: {trained}, in {c.dtype}"),
         (

@@ -51,8 +51,7 @@ class Cluster(Section):
     )
     gpus_per_node: Count | None = setting(
         None,
-        "Number of GPUs per pod, each with 8 CPUs; or of processes with DEVICE=cpu. "
-        "Default: 2 on the cluster.",
+        "Number of GPUs per pod, or of processes with DEVICE=cpu. Default: 2 on the cluster.",
         maximum=64,
     )
     gpu_products: str = setting(
@@ -102,12 +101,19 @@ class Cluster(Section):
         "Storage class of the volume when it is created. Default: the cluster's.",
         example="rook-cephfs",
     )
-    pod_memory_gb: int = setting(
-        96,
-        "Memory of a pod. A sixth of it is shared memory (/dev/shm).",
+    pod_cpus: Count | None = setting(
+        None,
+        "CPUs of a pod. Default: 4 for each GPU, or less if its nodes have less.",
+        maximum=1024,
+    )
+    pod_memory_gb: int | None = setting(
+        None,
+        "Memory of a pod. A sixth of it is shared memory (/dev/shm). "
+        "Default: 48 for each GPU, or less if its nodes have less; 6 with DEVICE=cpu.",
         unit="GiB",
         minimum=2,
         maximum=10**5,
+        example="96",
     )
     tolerations: str = setting(
         "",

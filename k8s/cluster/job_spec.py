@@ -5,6 +5,7 @@ than one on this machine; and what speaks of this machine only is left here. Wit
 """
 
 import math
+import os
 import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -36,9 +37,11 @@ DEFAULTS = targets.TARGET_DEFAULTS["train-8xa100"] | {
 }
 # With MODEL, in the place of these.
 OF_A_MODEL = targets.TARGET_DEFAULTS["finetune-k8s"] | {"NODES": "1"}
-SMALL = {"POD_MEMORY_GB": 6}  # defaults where there are no GPUs to feed
 
-CORES_PER_GPU = 8
+# A process keeps one core busy, a quarter of this: NRP asks for 20% at least.
+CORES_PER_GPU = 4
+MEMORY_PER_GPU_GB = 48
+SMALL_MEMORY_GB = 6  # of a pod without GPUs
 LEAST_CORES = 2  # of a pod without GPUs, which else has one for each process
 DISK_GB = 50  # GiB of a pod next to the volume: caches and temporary files
 SMALL_DISK_GB = 10  # the same of a pod without GPUs
@@ -88,6 +91,9 @@ FILES = (
     ".zst",
 )  # of conversations: no name of the hub ends so
 
+# Variables of NCCL that go to the pods if they are set here.
+NCCL_FROM_HERE = ("NCCL_DEBUG", "NCCL_SOCKET_FAMILY", "NCCL_SOCKET_IFNAME")
+
 STAND_IN = "in-the-secret"  # for a key that the Secret brings; no Config with it leaves this file
 
 
@@ -100,8 +106,6 @@ def cluster_config(environ: Mapping[str, str] | None = None) -> tuple[Config, li
     asked = values["NPROC"] if origin["NPROC"] in ("command line", "environment") else None
     if tunes and origin["GPUS_PER_NODE"] == "default" and origin["NPROC"].startswith("presets/"):
         values["GPUS_PER_NODE"] = values["NPROC"]
-    if values["DEVICE"] == "cpu":
-        values |= {name: value for name, value in SMALL.items() if origin[name] == "default"}
     job, key = values["JOB_NAME"], values["WANDB_API_KEY"]
     values |= {
         "NPROC": values["GPUS_PER_NODE"],
@@ -187,10 +191,10 @@ def check_memory(c: Config) -> str | None:
     if not c.model or c.device == "cpu":
         return None
     loading = LOADING_GB * (c.gpus_per_node or 1)
-    if c.pod_memory_gb - shm_gb(c) >= loading:
+    if pod_memory_gb(c) - shm_gb(c) >= loading:
         return None
     return (
-        f"POD_MEMORY_GB={c.pod_memory_gb}: to load a model each of GPUS_PER_NODE={c.gpus_per_node} processes needs "
+        f"POD_MEMORY_GB={pod_memory_gb(c)}: to load a model each of GPUS_PER_NODE={c.gpus_per_node} processes needs "
         f"{LOADING_GB} GiB of the host, and a sixth of the memory is /dev/shm; set "
         f"POD_MEMORY_GB={math.ceil(loading * SHM_PART / (SHM_PART - 1))}"
     )
@@ -357,11 +361,22 @@ def network_of(c: Config) -> str:
 
 
 def pod_cpus(c: Config) -> int:
-    """Return the cores of a pod: eight for each GPU; without GPUs one for each process, and two at least."""
+    """Return POD_CPUS, or else four cores for each GPU; without GPUs one for each process, and two at least."""
+    if c.pod_cpus is not None:
+        return c.pod_cpus
     processes = c.gpus_per_node or 1
     if c.device == "cpu":
         return max(LEAST_CORES, processes)
     return CORES_PER_GPU * processes
+
+
+def pod_memory_gb(c: Config) -> int:
+    """Return POD_MEMORY_GB, or else the GiB of memory that the GPUs of a pod need, with its /dev/shm."""
+    if c.pod_memory_gb is not None:
+        return c.pod_memory_gb
+    if c.device == "cpu":
+        return SMALL_MEMORY_GB
+    return MEMORY_PER_GPU_GB * (c.gpus_per_node or 1)
 
 
 def pod_disk_gb(c: Config) -> int:
@@ -371,7 +386,7 @@ def pod_disk_gb(c: Config) -> int:
 
 def shm_gb(c: Config) -> int:
     """Return the GiB of a pod's memory that /dev/shm may take."""
-    return max(1, c.pod_memory_gb // SHM_PART)
+    return max(1, pod_memory_gb(c) // SHM_PART)
 
 
 def pod_environment(c: Config) -> dict[str, str]:
@@ -395,6 +410,7 @@ def pod_environment(c: Config) -> dict[str, str]:
     given = set(FITTED) - find_fitted() if c.model else set(FITTED)
     environment = (
         {name: given.text for name, given in network.items()}
+        | nccl_from_here()
         | {
             "PRESET": c.preset,
             "POD_NETWORK": network_of(c),
@@ -418,6 +434,11 @@ def pod_environment(c: Config) -> dict[str, str]:
     }
     as_a_pod_sees(environment).check()
     return dict(sorted(environment.items()))
+
+
+def nccl_from_here() -> dict[str, str]:
+    """Return the variables of NCCL that are set in this environment for the pods."""
+    return {name: os.environ[name] for name in NCCL_FROM_HERE if os.environ.get(name)}
 
 
 def as_a_pod_sees(environment: Mapping[str, str]) -> Resolved:

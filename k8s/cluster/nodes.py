@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from k8s.cluster.job_spec import cluster_config
+from k8s.cluster.job_spec import cluster_config, pod_cpus, pod_memory_gb
 from k8s.cluster.kubectl import (
     BAD_SETTING,
     Refused,
@@ -39,6 +39,7 @@ LABELS = (
 )
 MANY = 10  # names that a sentence lists
 GPU = "nvidia.com/gpu"  # the name by which pods ask for GPUs, unless nodes offer them by another
+USABLE = 0.95  # of what a node has for pods: the rest is for those that run on every node
 VENDOR = "nvidia.com/"
 MIG = "nvidia.com/mig-"  # slices of a GPU
 
@@ -91,25 +92,62 @@ def parsed(table: str) -> list[Node]:
     return found
 
 
-def gpu_resource(c: Config) -> str | None:
-    """Return GPU_RESOURCE, or else the name by which the nodes of GPU_PRODUCTS offer whole GPUs.
+@dataclasses.dataclass(frozen=True)
+class Offer:
+    """What the nodes of GPU_PRODUCTS have for a pod.
 
-    Some clusters give large GPUs a name of their own, such as nvidia.com/a100. None where nodes may not be read:
-    a table of them, which some clusters show to everybody, does not have it. Raises Refused.
+    Attributes:
+        gpu: the name by which pods ask for GPUs; None if nodes may not be read and GPU_RESOURCE is not set.
+        cpus: the share of a pod, where each node is full of them; None if that is not known.
+        memory_gb: the same of memory, in GiB.
     """
-    if c.gpu_resource:
-        return c.gpu_resource
+
+    gpu: str | None
+    cpus: int | None = None
+    memory_gb: int | None = None
+
+
+def read_offer(c: Config) -> Offer:
+    """Return what the nodes of GPU_PRODUCTS have for a pod of GPUS_PER_NODE. Raises Refused.
+
+    A table of nodes, which some clusters show to everybody, does not have it.
+    """
     done = kubectl("get", "nodes", "-o", "json")
     if "(Forbidden)" in done.err:
-        return None
+        return Offer(c.gpu_resource or None)
     if done.code:
         raise refusal(done, ("get", "nodes"))
+    rooms = [offered(node) for node in wanted(json.loads(done.out)["items"], c)]
+    gpu = c.gpu_resource or choose_resource(rooms)
+    cpus = list[int]()
+    memory = list[int]()
+    for room_of_node in rooms:
+        pods = int(quantity(room_of_node.get(gpu, "0")) or 0) // (c.gpus_per_node or 1)
+        if pods:
+            part = USABLE / pods
+            cpus.append(int(part * (quantity(room_of_node.get("cpu", "0")) or 0)))
+            memory.append(int(part * (quantity(room_of_node.get("memory", "0")) or 0) / 2**30))
+    return Offer(gpu, min(cpus, default=None), min(memory, default=None))
+
+
+def choose_resource(rooms: Iterable[dict[str, str]]) -> str:
+    """Return the name by which these nodes offer whole GPUs. Some clusters give large ones a name of their own, such
+    as nvidia.com/a100."""
     names = Counter[str]()
-    for node in wanted(json.loads(done.out)["items"], c):
-        names.update(name for name in offered(node) if is_whole_gpu(name))
+    for room_of_node in rooms:
+        names.update(name for name in room_of_node if is_whole_gpu(name))
     if GPU in names or not names:
         return GPU
     return names.most_common(1)[0][0]
+
+
+def fit_pod(c: Config, offer: Offer) -> Config:
+    """Return the settings with a pod that its nodes have the cores and the memory for, where nobody has set them."""
+    if c.pod_cpus is None and offer.cpus and offer.cpus < pod_cpus(c):
+        c = c.replace(pod_cpus=offer.cpus)
+    if c.pod_memory_gb is None and offer.memory_gb and offer.memory_gb < pod_memory_gb(c):
+        c = c.replace(pod_memory_gb=max(2, offer.memory_gb))
+    return c
 
 
 def wanted(things: Sequence[dict[str, Any]], c: Config) -> list[dict[str, Any]]:
@@ -148,6 +186,18 @@ def carry_products() -> bool:
         if refused.kind != "rights":
             raise
         return True
+
+
+def quantity(text: str) -> float | None:
+    """Kubernetes' way to write amounts: 500Gi, 1.5T, 1e9, 250m."""
+    found = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)([KMGTPE]i?|k|m)?", text)
+    if not found:
+        return None
+    if found[2] == "m":
+        return float(found[1]) / 1000
+    unit = (found[2] or "").upper()
+    power = " KMGTPE".index(unit[0]) if unit else 0
+    return float(found[1]) * (1024.0 if unit.endswith("I") else 1000.0) ** power
 
 
 def products_of(c: Config) -> list[str]:

@@ -73,6 +73,7 @@ class Found:
     nodes: list[sites.Node] | None = None  # None: may not be listed
     claim: dict[str, Any] | None = None  # the volume, where there is one
     namespace_is_there: bool = True
+    one_node_disk: bool = False  # the volume to be made is of a class that one node may write to
 
     def refuse(self) -> None:
         """Raise all problems together."""
@@ -314,6 +315,8 @@ def check_storage(found: Found, c: Config, listed: Sequence[StorageClass] | None
                 f"STORAGE_CLASS is not set, and this cluster has no default class; there are "
                 f"{sites.some(classes)}: take one that many nodes can write to, such as CephFS or NFS"
             )
+        wanted = classes.get(c.storage_class or default)
+        found.one_node_disk = wanted is not None and bool(OF_ONE_NODE.search(wanted.provisioner))
         found.setting(
             *of_one_node(
                 {one.name: one.provisioner for one in classes.values()},
@@ -404,19 +407,7 @@ def claim_bytes(claim: dict[str, Any]) -> float | None:
     text = ((claim.get("status") or {}).get("capacity") or {}).get("storage") or asked.get(
         "storage"
     )
-    return quantity(str(text)) if text else None
-
-
-def quantity(text: str) -> float | None:
-    """Kubernetes' way to write amounts: 500Gi, 1.5T, 1e9, 250m."""
-    found = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)([KMGTPE]i?|k|m)?", text)
-    if not found:
-        return None
-    if found[2] == "m":
-        return float(found[1]) / 1000
-    unit = (found[2] or "").upper()
-    power = " KMGTPE".index(unit[0]) if unit else 0
-    return float(found[1]) * (1024.0 if unit.endswith("I") else 1000.0) ** power
+    return sites.quantity(str(text)) if text else None
 
 
 # ---------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from k8s.cluster.job_spec import (
     pod_cpus,
     pod_disk_gb,
     pod_environment,
+    pod_memory_gb,
     shm_gb,
 )
 from k8s.cluster.kubectl import BAD_ENVIRONMENT, BAD_SETTING, Refused, kubectl
@@ -116,13 +117,16 @@ def digest(things: list[dict[str, Any]]) -> str:
     return hashlib.sha256(json.dumps(things, sort_keys=True).encode()).hexdigest()
 
 
-def claim(c: Config) -> str:
-    """The volume's claim, as YAML."""
-    patches = (
+def claim(c: Config, one_node_disk: bool = False) -> str:
+    """The volume's claim, as YAML. one_node_disk: its class makes disks that one node at a time writes to."""
+    patches: list[dict[str, Any]] = (
         [{"op": "add", "path": "/spec/storageClassName", "value": c.storage_class}]
         if c.storage_class
         else []
     )
+    if one_node_disk and c.nodes == 1:
+        mode = ["ReadWriteOnce"]
+        patches.append({"op": "replace", "path": "/spec/accessModes", "value": mode})
     values = {"VOLUME": c.volume, "VOLUME_SIZE": f"{c.volume_gb}Gi"}
     return build("claim", values, patch("PersistentVolumeClaim", patches), {}, c)
 
@@ -155,9 +159,9 @@ def objects(text: str) -> list[dict[str, Any]]:
 def values_of(c: Config, image: str, data_job: bool) -> dict[str, str]:
     """What k8s/manifests/fields/ can name, as text; kustomize turns it into a number where the field holds one."""
     cpus, memory = (
-        (min(DATA_CPUS, pod_cpus(c)), min(DATA_MEMORY_GB, c.pod_memory_gb))
+        (min(DATA_CPUS, pod_cpus(c)), min(DATA_MEMORY_GB, pod_memory_gb(c)))
         if data_job
-        else (pod_cpus(c), c.pod_memory_gb)
+        else (pod_cpus(c), pod_memory_gb(c))
     )
     nodes = 1 if data_job else c.nodes
     return {

@@ -19,7 +19,14 @@ GPU, GIB = "nvidia.com/gpu", 2.0**30
 
 def config(**changed: Any) -> Config:
     return Config(
-        **{"nodes": 4, "gpus_per_node": 2, "device": "cuda", "gpu_products": A100, **changed}
+        **{
+            "nodes": 4,
+            "gpus_per_node": 2,
+            "device": "cuda",
+            "gpu_products": A100,
+            "pod_cpus": 16,
+            **changed,
+        }
     )
 
 
@@ -113,16 +120,18 @@ def test_gpus_by_another_name_are_asked_for_by_it() -> None:
 
 
 def test_pods_that_are_too_large_for_the_nodes_are_told() -> None:
-    found = products(config(gpus_per_node=4), node("a"), node("b", cpu="30"))
+    found = products(
+        config(gpus_per_node=4, pod_cpus=32, pod_memory_gb=96), node("a"), node("b", cpu="30")
+    )
     assert (found.level, found.code) == (FAIL, 64)
-    # a pod of 4 GPUs asks for 32 cores: two fit a, which has 64, and none b
+    # of pods of 32 cores two fit a, which has 64, and none b
     assert found.text == (
         "a pod asks for 32 cores and POD_MEMORY_GB=96: the nodes of GPU_PRODUCTS have 64 cores and "
         "512 GiB at most, so 2 of NODES=4 pods fit an idle cluster"
     )
     assert found.fix == (
-        "a pod's share of any of them is 15 cores and POD_MEMORY_GB=256; a smaller GPUS_PER_NODE asks "
-        "for fewer cores, 8 per GPU"
+        "a pod's share of any of them is POD_CPUS=15 and POD_MEMORY_GB=256; a smaller GPUS_PER_NODE "
+        "asks for less of both"
     )
     assert products(config(gpus_per_node=2), node("a")).level == PASS
 
@@ -479,8 +488,8 @@ def ranges(**item: Any) -> list[dict[str, Any]]:
         (
             {"max": {"cpu": "500m"}},
             FAIL,
-            "LimitRange sizes: a container may have at most cpu=0.5, and a pod asks for 16",
-            "set another GPUS_PER_NODE: a pod asks for 8 cores per GPU",
+            "LimitRange sizes: a container may have at most cpu=0.5, and POD_CPUS makes it 16",
+            "take another NAMESPACE",
         ),
         (
             {"type": "Pod", "max": {"example.org/fpga": "1"}},

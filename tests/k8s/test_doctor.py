@@ -257,7 +257,7 @@ def test_everything_that_is_wrong_is_told_at_once(look: Look, cluster: Cluster) 
             "kind": "LimitRange",
             "apiVersion": "v1",
             "metadata": {"name": "sizes"},
-            "spec": {"limits": [{"type": "Container", "max": {"cpu": "8", "memory": "128Gi"}}]},
+            "spec": {"limits": [{"type": "Container", "max": {"cpu": "4", "memory": "128Gi"}}]},
         },
     )
     found = look(
@@ -273,8 +273,8 @@ def test_everything_that_is_wrong_is_told_at_once(look: Look, cluster: Cluster) 
         "another NAMESPACE or context (kubectl config get-contexts)",
         "FAIL quota quota lab: requests.nvidia.com/gpu=6, and the run asks for 8; ask for less (NODES=3 of these pods "
         "would fit) or for more quota",
-        "FAIL limits LimitRange sizes: a container may have at most cpu=8, and a pod asks for 16; set another "
-        "GPUS_PER_NODE: a pod asks for 8 cores per GPU",
+        "FAIL limits LimitRange sizes: a container may have at most cpu=4, and POD_CPUS makes it 8; set "
+        "POD_CPUS=4",
         "FAIL secret WANDB_MODE=online: pods would have no key, as there is none in Secret pure-transformer-secrets of "
         "namespace lab, and what wandb login left here stays here; set WANDB_API_KEY in the environment or ENV_FILE, "
         "or choose WANDB_MODE=offline",

@@ -144,7 +144,7 @@ def test_glm_on_sixteen_h200_is_two_pods_of_eight(load: Load) -> None:
         "NODES": "2",
         "CHECKPOINT_MODE": "lite",
         "POD_NETWORK": "site",
-        "OMP_NUM_THREADS": "8",
+        "OMP_NUM_THREADS": "4",
     }
     assert "NCCL_IB_DISABLE" not in told  # inside one site InfiniBand is taken where it is
 

@@ -16,6 +16,7 @@ from k8s.cluster.job_spec import (
     pod_cpus,
     pod_disk_gb,
     pod_environment,
+    pod_memory_gb,
     shm_gb,
 )
 from record.tracker_settings import check_trackers
@@ -80,6 +81,7 @@ OF_THE_MANIFESTS = {
     "STORAGE_CLASS",
     "VOLUME",
     "VOLUME_GB",
+    "POD_CPUS",
     "POD_MEMORY_GB",
     "TOLERATIONS",
     "PRIORITY_CLASS",
@@ -146,14 +148,17 @@ def test_what_is_set_wins_over_the_defaults_of_the_target(load: Load) -> None:
     assert "START_TIMEOUT_S" not in seen  # what a pod takes by itself
 
 
-def test_the_size_of_a_pod_follows_from_its_gpus_and_its_memory(load: Load) -> None:
-    usual, whole = load(), load(NODES="1", GPUS_PER_NODE="8", POD_MEMORY_GB="256")
-    assert [(pod_cpus(c), shm_gb(c), pod_disk_gb(c)) for c in (usual, whole)] == [
-        (16, 16, 50),
-        (64, 42, 50),
+def test_the_size_of_a_pod_follows_from_its_gpus(load: Load) -> None:
+    usual, whole = load(), load(NODES="1", GPUS_PER_NODE="8")
+    assert [(pod_cpus(c), pod_memory_gb(c), shm_gb(c), pod_disk_gb(c)) for c in (usual, whole)] == [
+        (8, 96, 16, 50),
+        (32, 384, 64, 50),
     ]
+    by_hand = load(NODES="1", GPUS_PER_NODE="8", POD_CPUS="20", POD_MEMORY_GB="256")
+    assert (pod_cpus(by_hand), pod_memory_gb(by_hand), shm_gb(by_hand)) == (20, 256, 42)
+    assert pod_environment(by_hand)["OMP_NUM_THREADS"] == "2"
     small = load(PRESET="tiny", DEVICE="cpu", NODES="2")
-    assert (pod_cpus(small), small.pod_memory_gb, pod_disk_gb(small), shm_gb(small)) == (
+    assert (pod_cpus(small), pod_memory_gb(small), pod_disk_gb(small), shm_gb(small)) == (
         2,
         6,
         10,
@@ -216,7 +221,7 @@ def test_the_environment_of_a_pod(load: Load) -> None:
         "N_KV_HEAD": "16",
         "MAX_RESTARTS": "10",
         "N_LAYER": "24",
-        "OMP_NUM_THREADS": "8",
+        "OMP_NUM_THREADS": "4",
         "PRESET": "xlarge-8xa100",
         "PYTORCH_ALLOC_CONF": "expandable_segments:True",
         "RUNS_DIR": "/volume/runs",
@@ -336,10 +341,25 @@ def test_pods_are_told_what_decides_whether_they_start(load: Load) -> None:
 
 
 def test_threads_are_the_cores_of_the_pod_and_not_of_its_machine(load: Load) -> None:
-    assert pod_environment(load(GPUS_PER_NODE="4", NODES="2"))["OMP_NUM_THREADS"] == "8"
+    assert pod_environment(load(GPUS_PER_NODE="4", NODES="2"))["OMP_NUM_THREADS"] == "4"
     small = {"PRESET": "tiny", "DEVICE": "cpu", "NODES": "2"}
     assert pod_environment(load(**small))["OMP_NUM_THREADS"] == "1"
     assert pod_environment(load(**small, GPUS_PER_NODE="1"))["OMP_NUM_THREADS"] == "2"
+
+
+def test_variables_of_nccl_reach_the_pods(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {
+        "NCCL_DEBUG": "WARN",
+        "NCCL_SOCKET_FAMILY": "AF_INET6",
+        "NCCL_SOCKET_IFNAME": "net1",
+    }
+    assert pod_environment(load())["NCCL_SOCKET_IFNAME"] == "eth0"
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    seen = pod_environment(load())
+    assert {name: seen[name] for name in given} == given
+    typed = {"MAKE_TARGET": "train-8xa100", "MAKE_GOALS": "train-8xa100"}
+    load(**typed, MAKE_SETTINGS=" ".join(given), **given)
 
 
 def test_the_variables_of_the_network_are_no_misspelt_settings(load: Load, tmp_path: Path) -> None:

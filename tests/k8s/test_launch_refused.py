@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from k8s import launch
-from k8s.cluster import preflight
+from k8s.cluster import nodes, preflight
 from k8s.cluster.kubectl import Done, kubectl
 from tests.cluster_sim.cluster import Cluster
 from tests.k8s.user import A100, User, a_user
@@ -579,7 +579,7 @@ def test_a_target_that_cannot_be_is_refused(user: User, cluster: Cluster) -> Non
     ],
 )
 def test_amounts_are_read_as_kubernetes_writes_them(text: str, size: float | None) -> None:
-    assert preflight.quantity(text) == size
+    assert nodes.quantity(text) == size
 
 
 # ---- What the checks missed: the API's own refusal
@@ -651,3 +651,21 @@ def test_a_cluster_that_does_not_answer(user: User, cluster: Cluster) -> None:
     assert done.code == 69
     assert "the cluster of context test does not answer at http://127.0.0.1:" in done.err
     assert "kubectl config use-context NAME" in done.err
+
+
+@pytest.mark.parametrize(
+    ("provisioner", "nodes_wanted", "mode"),
+    [
+        ("rook-system.rbd.csi.ceph.com", "1", "ReadWriteOnce"),
+        ("rook-system.cephfs.csi.ceph.com", "1", "ReadWriteMany"),
+        ("rook-system.cephfs.csi.ceph.com", "2", "ReadWriteMany"),
+    ],
+)
+def test_one_node_asks_a_block_class_for_a_disk_of_its_own(
+    user: User, cluster: Cluster, provisioner: str, nodes_wanted: str, mode: str
+) -> None:
+    cluster.put(storage_class("chosen", provisioner))
+    done = user.launch(STORAGE_CLASS="chosen", NODES=nodes_wanted)
+    assert done.code == 0, done.err
+    made = cluster.get("PersistentVolumeClaim", "pure-transformer")
+    assert made["spec"]["accessModes"] == [mode]

@@ -169,7 +169,7 @@ def test_gpus_are_requested_by_the_name_under_which_nodes_of_the_products_offer_
     )
 
     def found(**settings: str) -> str | None:
-        return nodes.gpu_resource(cluster_config({**user.settings, **settings})[0])
+        return nodes.read_offer(cluster_config({**user.settings, **settings})[0]).gpu
 
     assert found() == "nvidia.com/gpu", "which some of them offer"
     assert found(SITE="ucsd") == found(GPU_PRODUCTS=A100) == "nvidia.com/a100"
@@ -231,7 +231,7 @@ def test_slices_of_gpus_are_requested_only_by_name(user: User, cluster: Cluster)
     replace_nodes(cluster, {"name": "a", **sliced}, {"name": "b", **sliced}, {"name": "c", **whole})
 
     def resource(**settings: str) -> str | None:
-        return nodes.gpu_resource(cluster_config({**user.settings, **settings})[0])
+        return nodes.read_offer(cluster_config({**user.settings, **settings})[0]).gpu
 
     assert resource() == "nvidia.com/a100"
     assert resource(GPU_RESOURCE="nvidia.com/mig-1g.10gb") == "nvidia.com/mig-1g.10gb"
@@ -275,3 +275,28 @@ def test_a_product_is_required_only_where_nodes_say_theirs(user: User, cluster: 
     required = job_pod(cluster)["affinity"]["nodeAffinity"]
     (term,) = required["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     assert term["matchExpressions"][0]["values"] == [A100, PCIE]
+
+
+def test_pods_of_all_gpus_of_a_node_leave_it_some_cores_and_memory(
+    user: User, cluster: Cluster
+) -> None:
+    replace_nodes(
+        cluster,
+        *({"name": f"a{n}", "product": A100, "gpus": 8} for n in range(4)),
+    )
+    for node in cluster.objects("Node"):  # 15 GiB and 2 cores for each GPU
+        small = {"cpu": "16", "memory": "125829120Ki", "nvidia.com/gpu": "8"}
+        cluster.put({**node, "status": {**node["status"], "allocatable": small}})
+
+    def limits(**settings: str) -> tuple[str, str, str]:
+        done = user.launch("restart", **settings)
+        assert done.code == 0, done.err
+        pod = job_pod(cluster)
+        found = pod["containers"][0]["resources"]["limits"]
+        (shm,) = (volume for volume in pod["volumes"] if volume["name"] == "shm")
+        return found["cpu"], found["memory"], shm["emptyDir"]["sizeLimit"]
+
+    assert limits() == ("3", "28Gi", "4Gi")  # 95% of a quarter of 16 cores and 120 GiB
+    assert limits(NODES="1", GPUS_PER_NODE="8") == ("15", "114Gi", "19Gi")
+    by_hand = limits(NODES="1", GPUS_PER_NODE="8", POD_CPUS="16", POD_MEMORY_GB="60")
+    assert by_hand == ("16", "60Gi", "10Gi")

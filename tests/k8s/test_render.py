@@ -103,8 +103,8 @@ TOGETHER = {
 def expected_pod(environment: str, gpus: int) -> dict[str, Any]:
     """The pod of a single node, by hand."""
     amounts = {
-        "cpu": str(8 * gpus),
-        "memory": "96Gi",
+        "cpu": str(4 * gpus),
+        "memory": f"{48 * gpus}Gi",
         "ephemeral-storage": "50Gi",
         "nvidia.com/gpu": str(gpus),
     }
@@ -142,7 +142,7 @@ def expected_pod(environment: str, gpus: int) -> dict[str, Any]:
         "volumes": [
             {"name": "volume", "persistentVolumeClaim": {"claimName": "pure-transformer"}},
             {"name": "tmp", "emptyDir": {"sizeLimit": "50Gi"}},
-            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "16Gi"}},
+            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{8 * gpus}Gi"}},
         ],
     }
 
@@ -365,7 +365,7 @@ def test_every_size_and_name_comes_from_its_setting(load: Load) -> None:
     kinds = by_kind(render(c, "example.org/a:b"))
     job, pod = kinds["Job"], kinds["Job"]["spec"]["template"]["spec"]
     trainer = pod["containers"][0]
-    amounts = {"cpu": "32", "memory": "70Gi", "ephemeral-storage": "50Gi", "nvidia.com/gpu": "4"}
+    amounts = {"cpu": "16", "memory": "70Gi", "ephemeral-storage": "50Gi", "nvidia.com/gpu": "4"}
     assert trainer["resources"] == {"requests": amounts, "limits": amounts}
     assert trainer["image"] == "example.org/a:b" and trainer["ports"][0]["containerPort"] == 29500
     assert trainer["envFrom"][1]["secretRef"]["name"] == secret.NAME
@@ -408,8 +408,8 @@ def test_gpus_are_asked_for_by_the_name_that_the_cluster_gives_them(
     )
     resources = named["Job"]["spec"]["template"]["spec"]["containers"][0]["resources"]
     amounts = {
-        "cpu": "64" if "NODES" in shape else "16",
-        "memory": "96Gi",
+        "cpu": "32" if "NODES" in shape else "8",
+        "memory": "384Gi" if "NODES" in shape else "96Gi",
         "ephemeral-storage": "50Gi",
         "nvidia.com/a100": shape.get("GPUS_PER_NODE", "2"),
     }

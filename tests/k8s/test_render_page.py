@@ -24,6 +24,7 @@ OTHER = {
     "GPU_PRODUCTS": "A",
     "EXCLUDE_NODES": "gpu-7,gpu-8.example.org",
     "SITE": "x",
+    "POD_CPUS": "10",
     "POD_MEMORY_GB": "80",
     "VOLUME": "disk",
     "GRACE_PERIOD_S": "500",
