@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from settings.declare import Count, Format, Section, section, setting
+from settings.declare import Count, Format, PathText, Section, section, setting
 from settings.targets import CLUSTER, COMPUTE, LAUNCH, PREPARE_DATA
 
 DNS_LABEL = Format(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", "a DNS label")
@@ -114,6 +114,11 @@ class Cluster(Section):
         minimum=2,
         maximum=10**5,
         example="96",
+    )
+    pod_patch: PathText = setting(
+        "",
+        "File of YAML that is merged into the pods that train: labels, devices, user, tolerations.",
+        example="site.yaml",
     )
     tolerations: str = setting(
         "",

@@ -25,6 +25,7 @@ from k8s.cluster.job_spec import (
 )
 from k8s.cluster.kubectl import BAD_ENVIRONMENT, BAD_SETTING, Refused, kubectl
 from k8s.cluster.nodes import GPU
+from k8s.cluster.pod_patch import patch_job, read_patch
 from settings import ROOT
 from settings.config import Config
 
@@ -63,6 +64,12 @@ def render(
     )
     if c.sync == "diloco" and not data_job:
         text += "---\n" + lighthouse(c, image, text)
+    if not data_job and (pod_patch := read_patch(c.pod_patch)):
+        things = objects(text)
+        for thing in things:
+            if thing["kind"] == "Job" and thing["metadata"]["name"] == c.job_name:
+                patch_job(thing, pod_patch)
+        text = yaml.safe_dump_all(things, sort_keys=False, allow_unicode=True)
     text = avoid(text, [name for name in c.exclude_nodes.split(",") if name])
     return text.replace(UNSET, f'pure-transformer/rendered: "{digest(objects(text))}"')
 

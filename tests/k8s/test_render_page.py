@@ -112,7 +112,7 @@ def test_size_and_class_are_the_claims(own: str, name: str, value: str) -> None:
 
 
 def test_every_setting_of_the_manifests_has_a_row() -> None:
-    assert set(ROWS) == OTHER.keys() | OF_THE_CLAIM.keys() | {"IMAGE"}
+    assert set(ROWS) == OTHER.keys() | OF_THE_CLAIM.keys() | {"IMAGE", "POD_PATCH"}
 
 
 def test_the_page_names_every_folder_and_every_overlay_has_its_fields() -> None:
