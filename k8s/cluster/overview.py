@@ -2,6 +2,7 @@
 type next."""
 
 import contextlib
+import json
 import re
 import sys
 from typing import Any
@@ -21,6 +22,7 @@ from k8s.cluster.target import (
     no_job,
     runs,
 )
+from k8s.cluster.unscheduled import advise
 from k8s.cluster.volume import Volume
 from k8s.cluster.where import Place
 from record import status
@@ -69,6 +71,7 @@ def show(place: Place, target: Target) -> int:
     if pods:
         lines += words.pod_table(pods, sites := target.sites(pods))
         lines += [] if is_of_sites(job) else apart(pods, sites)
+        lines += advice(target, pods, place)
     pending = [name_of(pod) for pod in newest(pods) if not runs(pod)]
     about = [*pending, target.job_name, target.job_name + DATA]
     events = words.event_lines(target.events(about), EVENT_MINUTES) if pending else []
@@ -89,6 +92,20 @@ def show(place: Place, target: Target) -> int:
         )
     sys.stdout.write(f"next: {step}\n")
     return code
+
+
+def advice(target: Target, pods: list[Thing], place: Place) -> list[str]:
+    """Return which setting lets pods without a node find one, where the nodes may be read."""
+    waiting = [
+        pod for pod in newest(pods) if words.condition(pod, "PodScheduled").get("status") == "False"
+    ]
+    if not waiting:
+        return []
+    done = target.call("get", "nodes", "-o", "json")
+    if done.code:
+        return []
+    sentence = advise(waiting[0], json.loads(done.out)["items"], place.config)
+    return [f"{sentence}, then make restart"] if sentence else []
 
 
 def of_lighthouse(target: Target, lighthouse: Thing | None, over: bool) -> list[str]:
