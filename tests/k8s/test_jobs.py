@@ -527,3 +527,18 @@ def test_checkpoints_are_listed_with_what_is_wrong_with_them(
     assert states["step_0004000"].endswith("damaged: MANIFEST.json is missing or cannot be read")
     assert states["step_0005000.tmp-1234"].endswith("being written, or left by a killed save")
     assert states["step_0001000"].split()[1:4] == ["1000", "8.06", "kB"]
+
+
+def test_status_names_the_resource_that_nodes_offer(user, cluster: Cluster, tmp_path: Path) -> None:
+    put_job(cluster, pods=1)
+    write_run(tmp_path / "volume")
+    put_pod(cluster, 0, message="0/1 nodes are available: 1 Insufficient nvidia.com/gpu.")
+    cluster.nodes_list_only = False
+    cluster.nodes({"name": "a", "gpus": 8, "resource": "nvidia.com/a100"})
+    with ReaderRuns(cluster):
+        code, out, _ = user("status")
+    assert code == 0
+    assert (
+        "no node offers nvidia.com/gpu; this cluster has nvidia.com/a100: "
+        "GPU_RESOURCE=nvidia.com/a100, then make restart" in out
+    )
