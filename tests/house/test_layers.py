@@ -19,6 +19,7 @@ MODULES = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py")
 TREES = {path: ast.parse(path.read_text()) for path in MODULES}
 
 READS_ENVIRONMENT = {
+    "k8s/cluster/job_spec.py",  # variables of NCCL, for the pods
     # Those that start processes, and set what these read: threads, allocators, torchrun's variables.
     "doctor/gpu_probe/start.py",
     "finetune/pipeline/stages.py",
