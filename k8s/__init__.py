@@ -12,6 +12,7 @@ To send a run, in the order in which to read:
     standing    the Job that is there already, and in what it differs
     apply       what changes the cluster
     placement   where the pods are, and what keeps them back
+    pod_patch   POD_PATCH, merged into the pods that train
     launch      make train-8xa100, finetune-k8s and data WHERE=cluster, of all these
     nodes       make sites, and the nodes that others ask about
 
@@ -19,6 +20,7 @@ To look after one:
 
     where       here or in a cluster: whose job a command is about
     target      what the API says of a job
+    unscheduled which setting lets a pod find a node
     words       the same, in plain words
     overview    make status
     logs        make logs and make attach
