@@ -14,6 +14,8 @@ To send a run, in the order in which to read:
     placement   where the pods are, and what keeps them back
     pod_patch   POD_PATCH, merged into the pods that train
     launch      make train-8xa100, finetune-k8s and data WHERE=cluster, of all these
+    slurm       the same as a job of Slurm, with ENGINE=slurm
+    slurm_node  one node of that job
     nodes       make sites, and the nodes that others ask about
 
 To look after one:

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from k8s import checkpoints, describe, fetch_run, logs
+from k8s import checkpoints, describe, fetch_run, logs, slurm
 from k8s.cluster import overview, words
 from k8s.cluster.job_spec import LIGHTHOUSE, cluster_config
 from k8s.cluster.kubectl import BAD_SETTING, Refused
@@ -343,6 +343,17 @@ def start_command(paths: RunPaths) -> list[str]:
 def here(command: str, place: Place) -> int:
     """As ever, and the same for the commands that the cluster brought."""
     paths = place.paths
+    if command in ("status", "stop", "restart") and (job := slurm.read_job(paths)):
+        if command == "restart":
+            raise Refused(
+                BAD_SETTING,
+                f"run {paths.name} is Slurm's job {job}. Use make stop, then the command that sent it.",
+            )
+        if command == "stop" and slurm.describe_queued(job):
+            return slurm.stop(job, paths, place.config.grace_period_s)
+        slurm.show_state(job)
+        if not status.is_run(paths):
+            return 0
     if command in ("status", "stop"):
         return status.main([command], paths)
     if command == "plots":

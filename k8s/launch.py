@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-from k8s import apply, launch_plan
+from k8s import apply, launch_plan, slurm
 from k8s.cluster import nodes as sites
 from k8s.cluster import placement, secret
 from k8s.cluster.image_ref import image_of
@@ -126,6 +126,8 @@ def send(command: str) -> int:
         )
     for text in remarks:
         remark(text)
+    if c.engine == "slurm" and command in ("train", "finetune"):
+        return slurm.send(c, "finetune-k8s" if c.model else "train-8xa100")
     for name, value in nccl_from_here().items():
         remark(f"{name}={value}, of your environment, goes to the pods")
     image, missing = "", list[str]()

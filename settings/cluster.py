@@ -1,9 +1,9 @@
-"""Settings of the image and of jobs on a Kubernetes cluster."""
+"""Settings of the image and of jobs on a cluster, of Kubernetes or Slurm."""
 
 from typing import Annotated
 
 from settings.declare import Count, Format, PathText, Section, section, setting
-from settings.targets import CLUSTER, COMPUTE, LAUNCH, PREPARE_DATA
+from settings.targets import CLUSTER, COMPUTE, LAUNCH, PREPARE_DATA, SEND
 
 DNS_LABEL = Format(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", "a DNS label")
 ObjectName = Annotated[
@@ -17,7 +17,30 @@ class Cluster(Section):
     """Image, pods, volume and namespace."""
 
     USED_BY = LAUNCH
+    NEEDS = "ENGINE=kubernetes"
+    NEEDED_BY = SEND
 
+    engine: str = setting(
+        "kubernetes",
+        "Scheduler of the cluster that `make train-8xa100` and `make finetune-k8s` send a run to.",
+        choices=("kubernetes", "slurm"),
+        needs="",
+        used_by=SEND,
+    )
+    sbatch_args: str = setting(
+        "",
+        "Options of sbatch that your site requires, such as a partition, an account and a time "
+        "limit. Other settings give those that `make train-8xa100` writes itself.",
+        format=Format(
+            r"(?!(.* )?--(job-name|nodes|ntasks\S*|output|open-mode|signal|array|export|wrap)\b)"
+            r"--[a-z][a-z-]*(=[^\s'\"`$\\]+)?( --[a-z][a-z-]*(=[^\s'\"`$\\]+)?)*",
+            "long options with blanks between them, but not --job-name, --nodes, --ntasks..., "
+            "--output, --open-mode, --signal, --array, --export or --wrap",
+        ),
+        example="--partition=gpu --account=lab --time=24:00:00",
+        needs="ENGINE=slurm",
+        used_by=SEND,
+    )
     image: str = setting(
         "",
         "Image repository that `make push` pushes to and pods pull from. "
@@ -34,6 +57,7 @@ class Cluster(Section):
         "Work on this machine (`local`) or on the cluster (`cluster`). "
         "`auto` chooses the cluster if RUN_NAME was launched there.",
         choices=("auto", "local", "cluster"),
+        needs="",
         used_by=CLUSTER | COMPUTE | PREPARE_DATA | {"export"},
     )
     job_name: str = setting(
@@ -51,8 +75,9 @@ class Cluster(Section):
     )
     gpus_per_node: Count | None = setting(
         None,
-        "Number of GPUs per pod, or of processes with DEVICE=cpu. Default: 2 on the cluster.",
+        "Number of GPUs per pod or node, or of processes with DEVICE=cpu. Default: 2 on the cluster.",
         maximum=64,
+        needs="",
     )
     gpu_products: str = setting(
         "NVIDIA-A100-SXM4-80GB,NVIDIA-A100-80GB-PCIe",
@@ -103,14 +128,18 @@ class Cluster(Section):
     )
     pod_cpus: Count | None = setting(
         None,
-        "CPUs of a pod. Default: 4 for each GPU, or less if its nodes have less.",
+        "CPUs of a pod, or of a node under ENGINE=slurm. Default: 4 for each GPU, or less if the "
+        "cluster's nodes have less.",
+        needs="",
         maximum=1024,
     )
     pod_memory_gb: int | None = setting(
         None,
-        "Memory of a pod. A sixth of it is shared memory (/dev/shm). "
-        "Default: 48 for each GPU, or less if its nodes have less; 6 with DEVICE=cpu.",
+        "Memory of a pod, or of a node under ENGINE=slurm. A sixth of a pod's is shared memory "
+        "(/dev/shm). Default: 48 for each GPU, or less if the cluster's nodes have less; 6 with "
+        "DEVICE=cpu.",
         unit="GiB",
+        needs="",
         minimum=2,
         maximum=10**5,
         example="96",

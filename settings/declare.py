@@ -91,6 +91,7 @@ class Section:
     USED_BY: ClassVar[Set[str]] = frozenset()
     RESUME: ClassVar[str] = FREE
     NEEDS: ClassVar[str] = ""
+    NEEDED_BY: ClassVar[Set[str] | None] = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,6 +221,7 @@ def read_section(section: type[Section]) -> dict[str, Setting]:
             "used_by": section.USED_BY,
             "resume": section.RESUME,
             "needs": section.NEEDS,
+            "needed_by": section.NEEDED_BY,
             "example": format_value(field.default) or "1",
             **dict(rule for rule in shared if isinstance(rule, tuple)),
             **field.metadata,

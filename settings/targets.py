@@ -11,7 +11,8 @@ PREPARE_DATA = {"data", "data-verify", "data-report"}
 GENERATE = {"sample", "chat"}
 NODE = {"train", "train-node", "finetune", "finetune-node", "net-probe"}  # may be one of several
 COMPUTE = TRAIN | GENERATE | {"eval"}
-LAUNCH = PREVIEW | {"train-8xa100", "finetune-k8s", "data"}
+SEND = {"train-8xa100", "finetune-k8s"}  # these send a run to a cluster
+LAUNCH = PREVIEW | SEND | {"data"}
 DRY_RUN = {"restart", "train-8xa100", "finetune-k8s", "data", "upload", "pipeline"}
 WATCH = {
     "status",

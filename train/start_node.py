@@ -80,7 +80,7 @@ class Node(Launcher):
             if self.children.stop_requested:
                 return INTERRUPTED
             complain(self.describe_holder())
-            return NODES_MISSING if in_pod() else BAD_DATA
+            return NODES_MISSING if waits_for_lock() else BAD_DATA
         with job:
             try:
                 if self.config.detach and not self.detach():
@@ -181,7 +181,7 @@ class Node(Launcher):
 
     def refuse_second_job(self) -> int:
         """Refuse at once, before any check, if this node works on the run already. A pod waits instead."""
-        if in_pod() or not locks.has_job(self.paths):
+        if waits_for_lock() or not locks.has_job(self.paths):
             return DONE
         complain(self.describe_holder())
         return BAD_DATA
@@ -231,8 +231,8 @@ class Node(Launcher):
     def hold_job(self) -> TextIO | None:
         """Take the job's lock, which shows this node to `make status` and `make stop`.
 
-        What this process starts does not hold the lock, and may outlive it. A pod waits for it: a
-        machine that is gone may keep its locks on a shared disk for minutes.
+        What this process starts does not hold the lock, and may outlive it. A pod waits for it, and a
+        requeued job of Slurm: a machine that is gone may keep its locks on a shared disk for minutes.
 
         Returns:
             None if this node works on the run already.
@@ -247,7 +247,7 @@ class Node(Launcher):
             except RunIsHeld:
                 return None
 
-        patience_s = self.config.start_timeout_s if in_pod() else 0
+        patience_s = self.config.start_timeout_s if waits_for_lock() else 0
         return wait(
             look,
             patience_s,
@@ -337,6 +337,11 @@ def show_stage(job: TextIO, stage: str) -> None:
     """Tell `make status` what happens while no trainer speaks for itself."""
     with contextlib.suppress(OSError):  # what needs the space reports a full disk better
         locks.write_holder(job, stage)
+
+
+def waits_for_lock() -> bool:
+    """Return whether this node takes the place of one that was lost, and may still hold its lock."""
+    return in_pod() or "SLURM_RESTART_COUNT" in os.environ
 
 
 def ignore_hangup() -> None:

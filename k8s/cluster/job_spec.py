@@ -110,7 +110,7 @@ def cluster_config(environ: Mapping[str, str] | None = None) -> tuple[Config, li
     values |= {
         "NPROC": values["GPUS_PER_NODE"],
         "NODE_RANK": 0,
-        "WANDB_API_KEY": key or STAND_IN,
+        "WANDB_API_KEY": key or (STAND_IN if values["ENGINE"] == "kubernetes" else ""),
         "MASTER_ADDR": f"{job}-0.{job}" if values["NODES"] > 1 and values["SYNC"] == "ddp" else "",
     }
     problems, refused = list(resolved.problems), resolved.invalid
@@ -131,7 +131,7 @@ def cluster_config(environ: Mapping[str, str] | None = None) -> tuple[Config, li
     for name, sentence in find_conflicts(c, purpose, refused, ()):
         text = format_value(getattr(c, name.lower()))
         problems.append(f"{name}={text} ({origin[name]}): {sentence}")
-    for names, check in CHECKS:
+    for names, check in CHECKS if c.engine == "kubernetes" else SLURM_CHECKS:
         if refused & {*names, "PRESET", "ENV_FILE"} or (tunes and check is check_sources):
             continue
         if problem := check(c):
@@ -335,6 +335,21 @@ CHECKS: list[tuple[tuple[str, ...], Callable[[Config], str | None]]] = [
 ]
 
 
+def check_engine(c: Config) -> str | None:
+    if c.sync == "diloco":
+        return (
+            "ENGINE=slurm: sites need a lighthouse beside them; set SYNC=ddp, or ENGINE=kubernetes"
+        )
+    return None
+
+
+# Its nodes share the disk of this machine, where relative paths start at the repository.
+SLURM_CHECKS: list[tuple[tuple[str, ...], Callable[[Config], str | None]]] = [
+    (("SYNC", "ENGINE"), check_engine),
+    (("ALLOW_FAIL",), check_allow_fail),
+]
+
+
 # ---------------------------------------------------------------------------------------------------
 # What follows from the settings
 # ---------------------------------------------------------------------------------------------------
@@ -396,6 +411,17 @@ def pod_environment(c: Config) -> dict[str, str]:
     network = read_file(path, path.name, problems)
     if problems:
         raise SettingsError(problems)
+    variables = {name: given.text for name, given in network.items()} | nccl_from_here()
+    return run_environment(c, variables | {"POD_NETWORK": network_of(c)}, IN_POD)
+
+
+def run_environment(
+    c: Config, variables: dict[str, str], folders: dict[str, str]
+) -> dict[str, str]:
+    """The settings of a node as its environment gives them, with these variables. Raises SettingsError where the node would.
+
+    folders: RUNS_DIR and DATA_DIR of the node.
+    """
     asked = c.replace(nproc=c.gpus_per_node)
     left = (
         NOT_SENT
@@ -409,11 +435,9 @@ def pod_environment(c: Config) -> dict[str, str]:
     # The pods choose the others, once they have read model and DATA.
     given = set(FITTED) - find_fitted() if c.model else set(FITTED)
     environment = (
-        {name: given.text for name, given in network.items()}
-        | nccl_from_here()
+        variables
         | {
             "PRESET": c.preset,
-            "POD_NETWORK": network_of(c),
             "OMP_NUM_THREADS": str(max(1, pod_cpus(c) // (c.gpus_per_node or 1))),
         }
         | {
@@ -424,7 +448,7 @@ def pod_environment(c: Config) -> dict[str, str]:
             and not (c.init_from and name in SHAPE)
         }
         | {name: format_value(values[name]) for name in FITTED if name in given & values.keys()}
-        | IN_POD
+        | folders
     )
     seen = as_a_pod_sees(environment).config
     environment |= {

@@ -190,7 +190,7 @@ def test_an_adapter_beside_the_weights_is_refused(models: dict[str, Path], tmp_p
     )
     for read in (lambda: opened(folder, ALONE), lambda: read_model(folder, "float32")):
         with pytest.raises(
-            ForeignError, match=r"adapter_config\.json: An adapter beside the weights"
+            ForeignError, match=r"adapter_config\.json: An adapter next to the weights"
         ):
             read()
 

@@ -23,6 +23,8 @@ READS_ENVIRONMENT = {
     # Those that start processes, and set what these read: threads, allocators, torchrun's variables.
     "doctor/gpu_probe/start.py",
     "finetune/pipeline/stages.py",
+    "k8s/slurm.py",
+    "k8s/slurm_node.py",
     "train/launcher.py",
     "train/start_node.py",
     "train/torchrun.py",

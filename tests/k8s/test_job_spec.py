@@ -71,6 +71,8 @@ OF_THIS_MACHINE = {
     "SFT_DATA",
 }
 OF_THE_MANIFESTS = {
+    "ENGINE",
+    "SBATCH_ARGS",
     "EXCLUDE_NODES",
     "IMAGE",
     "NAMESPACE",

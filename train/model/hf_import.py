@@ -167,7 +167,7 @@ def check_types(folder: Path) -> None:
     adapter = folder / "adapter_config.json"
     if os.path.lexists(adapter):
         raise ForeignError(
-            f"{adapter}: An adapter beside the weights changes what some programs read. Merge it with "
+            f"{adapter}: An adapter next to the weights changes what some programs read. Merge it with "
             "peft's merge_and_unload, or remove its files."
         )
     odd = []
