@@ -15,6 +15,7 @@ To send a run, in the order in which to read:
     pod_patch   POD_PATCH, merged into the pods that train
     launch      make train-8xa100, finetune-k8s and data WHERE=cluster, of all these
     slurm       the same as a job of Slurm, with ENGINE=slurm
+    slurm_batch what that job runs, and whether it starts again
     slurm_node  one node of that job
     nodes       make sites, and the nodes that others ask about
 

@@ -7,14 +7,15 @@ the job to end.
 
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 from k8s.cluster.job_spec import pod_cpus, pod_memory_gb, run_environment
 from k8s.cluster.kubectl import BAD_ENVIRONMENT, BAD_SETTING, Refused
+from k8s.slurm_batch import STOP_REQUEST
 from record.durable import write_whole
-from record.exit_codes import ROWS, STOPPED
 from record.run_paths import RunPaths, list_checkpoints
 from record.wait import wait
 from settings import ROOT
@@ -24,7 +25,6 @@ from settings.terminal import say
 
 POLL_S = 1.0
 LEAVE_S = 60.0  # beyond the grace period, for Slurm to end the job
-FINAL_CODES = "|".join(str(row.code) for row in ROWS if row.ends_job)
 
 SCRIPT = """\
 #!/usr/bin/env bash
@@ -34,25 +34,7 @@ SCRIPT = """\
 {exports}
 
 cd {root}
-newest() {{ ls {checkpoints} 2>/dev/null | tail -n 1; }}
-before=$(newest)
-
-# Before the time limit Slurm signals this shell alone. The nodes save and end with code {stopped}.
-trap 'scancel --signal=TERM "$SLURM_JOB_ID"' TERM
-srun --label --cpus-per-task={cpus} --wait={grace_s} {python} -m k8s.slurm_node{word} &
-step=$!
-while kill -0 "$step" 2>/dev/null; do wait "$step"; done
-wait "$step"
-code=$?
-
-echo "job $SLURM_JOB_ID: the nodes ended with code $code"
-case $code in {final}) exit "$code" ;; esac
-[ ! -e {stop} ] || exit "$code"
-if [ "$code" != {stopped} ] && [ "$(newest)" = "$before" ] &&
-  [ "${{SLURM_RESTART_COUNT:-0}}" -ge {max_restarts} ]; then
-  exit "$code" # starting again does not help
-fi
-scontrol requeue "$SLURM_JOB_ID"
+exec {python} -m k8s.slurm_batch {words}
 """
 
 
@@ -67,13 +49,12 @@ def render(config: Config, paths: RunPaths) -> str:
     # k8s/slurm_node.py asks Slurm, and the launcher counts cores.
     for name in ("NODES", "MASTER_ADDR", "OMP_NUM_THREADS"):
         environment.pop(name, None)
-    cpus = pod_cpus(config)
     options = {
         "job-name": config.run_name,
         "nodes": config.nodes,
         "ntasks-per-node": 1,
         "gres": f"gpu:{config.gpus_per_node}",
-        "cpus-per-task": cpus,
+        "cpus-per-task": pod_cpus(config),
         "mem": f"{pod_memory_gb(config)}G",
         "open-mode": "append",
         "output": shlex.quote(f"{paths.logs}/slurm_%j.log"),
@@ -82,6 +63,9 @@ def render(config: Config, paths: RunPaths) -> str:
     if config.device == "cpu":
         del options["gres"]
     lines = [f"--{name}={value}" for name, value in options.items()]
+    words = [str(paths.folder), str(config.grace_period_s), str(config.max_restarts)]
+    if config.model:
+        words.append("finetune")
     return SCRIPT.format(
         options="\n".join(
             f"#SBATCH {line}" for line in [*lines, "--requeue", *config.sbatch_args.split()]
@@ -90,15 +74,8 @@ def render(config: Config, paths: RunPaths) -> str:
             f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items())
         ),
         root=shlex.quote(str(ROOT)),
-        checkpoints=shlex.quote(str(paths.checkpoints)),
-        cpus=cpus,
-        grace_s=config.grace_period_s,
         python=shlex.quote(sys.executable),
-        word=" finetune" if config.model else "",
-        stopped=STOPPED,
-        final=FINAL_CODES,
-        stop=shlex.quote(str(stop_request(paths))),
-        max_restarts=config.max_restarts,
+        words=shlex.join(words),
     )
 
 
@@ -171,7 +148,7 @@ def secrets_file(paths: RunPaths) -> Path:
 
 
 def stop_request(paths: RunPaths) -> Path:
-    return paths.folder / "slurm.stop"
+    return paths.folder / STOP_REQUEST
 
 
 def read_job(paths: RunPaths) -> str:
@@ -200,7 +177,10 @@ def describe_queued(job: str) -> str:
 
 
 def show_state(job: str) -> None:
-    """Print one line on a job."""
+    """Print one line on a job. A copy of a run's folder may be where there is no Slurm."""
+    if not shutil.which("squeue"):
+        say(f"Slurm job {job}: its state is not known here, where squeue is not installed")
+        return
     state = describe_queued(job)
     if not state:
         ended = call("sacct", "--noheader", "-X", f"--jobs={job}", "--format=State,ExitCode")

@@ -131,7 +131,7 @@ def cluster_config(environ: Mapping[str, str] | None = None) -> tuple[Config, li
     for name, sentence in find_conflicts(c, purpose, refused, ()):
         text = format_value(getattr(c, name.lower()))
         problems.append(f"{name}={text} ({origin[name]}): {sentence}")
-    for names, check in CHECKS if c.engine == "kubernetes" else SLURM_CHECKS:
+    for names, check in CHECKS_OF[c.engine]:
         if refused & {*names, "PRESET", "ENV_FILE"} or (tunes and check is check_sources):
             continue
         if problem := check(c):
@@ -337,9 +337,7 @@ CHECKS: list[tuple[tuple[str, ...], Callable[[Config], str | None]]] = [
 
 def check_engine(c: Config) -> str | None:
     if c.sync == "diloco":
-        return (
-            "ENGINE=slurm: sites need a lighthouse beside them; set SYNC=ddp, or ENGINE=kubernetes"
-        )
+        return "ENGINE=slurm: sites need a lighthouse, which only ENGINE=kubernetes starts; set SYNC=ddp"
     return None
 
 
@@ -348,6 +346,8 @@ SLURM_CHECKS: list[tuple[tuple[str, ...], Callable[[Config], str | None]]] = [
     (("SYNC", "ENGINE"), check_engine),
     (("ALLOW_FAIL",), check_allow_fail),
 ]
+
+CHECKS_OF = {"kubernetes": CHECKS, "slurm": SLURM_CHECKS}
 
 
 # ---------------------------------------------------------------------------------------------------

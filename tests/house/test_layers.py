@@ -24,6 +24,7 @@ READS_ENVIRONMENT = {
     "doctor/gpu_probe/start.py",
     "finetune/pipeline/stages.py",
     "k8s/slurm.py",
+    "k8s/slurm_batch.py",
     "k8s/slurm_node.py",
     "train/launcher.py",
     "train/start_node.py",

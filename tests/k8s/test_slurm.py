@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from k8s import slurm_node
-from record.exit_codes import ROWS
 from settings import ROOT
 from settings.config import SETTINGS
 
@@ -54,25 +53,7 @@ HEAD = """\
 TAIL = """\
 
 cd ROOT
-newest() { ls RUN/checkpoints 2>/dev/null | tail -n 1; }
-before=$(newest)
-
-# Before the time limit Slurm signals this shell alone. The nodes save and end with code 75.
-trap 'scancel --signal=TERM "$SLURM_JOB_ID"' TERM
-srun --label --cpus-per-task=16 --wait=120 PYTHON -m k8s.slurm_node &
-step=$!
-while kill -0 "$step" 2>/dev/null; do wait "$step"; done
-wait "$step"
-code=$?
-
-echo "job $SLURM_JOB_ID: the nodes ended with code $code"
-case $code in 0|64|70|78) exit "$code" ;; esac
-[ ! -e RUN/slurm.stop ] || exit "$code"
-if [ "$code" != 75 ] && [ "$(newest)" = "$before" ] &&
-  [ "${SLURM_RESTART_COUNT:-0}" -ge 10 ]; then
-  exit "$code" # starting again does not help
-fi
-scontrol requeue "$SLURM_JOB_ID"
+exec PYTHON -m k8s.slurm_batch RUN 120 10
 """
 
 
@@ -144,8 +125,6 @@ def test_the_script_of_a_job(user: User) -> None:
     assert not exports.keys() & {"ENGINE", "NODES", "NODE_RANK", "MASTER_ADDR", *SECRETS}
     assert not [secret for secret in SECRETS.values() if secret in script]
     assert not user.runs.exists()
-    final = "|".join(str(row.code) for row in ROWS if row.ends_job)
-    assert f"case $code in {final})" in tail
     assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
 
 
@@ -184,11 +163,18 @@ def test_a_job_is_requeued_where_starting_again_can_help(
     user.has("scontrol", "")
     done = subprocess.run(
         ["bash", "-c", script],
-        env=user.env | {"SLURM_JOB_ID": "12", "SLURM_RESTART_COUNT": str(restarts)},
+        env=user.env
+        | {
+            "SLURM_JOB_ID": "12",
+            "SLURM_CPUS_PER_TASK": "16",
+            "SLURM_RESTART_COUNT": str(restarts),
+        },
         capture_output=True,
         text=True,
         check=False,
     )
+    srun = f"srun --label --cpus-per-task=16 --wait=120 {sys.executable} -m k8s.slurm_node\n"
+    assert user.called.read_text().startswith(srun)
     is_requeued = "scontrol requeue 12" in user.called.read_text()
     assert (end if is_requeued else str(done.returncode)) == end
     assert is_requeued == (end == "requeue"), done.stderr
@@ -253,6 +239,13 @@ def test_a_job_that_waits_for_nodes_is_canceled_by_make_stop(user: User) -> None
     assert user.types("k8s.jobs", "status")[1] == "Slurm job 12: CANCELLED 0:0\n"
 
 
+def test_a_copy_of_a_run_has_a_status_where_there_is_no_slurm(user: User) -> None:
+    user.run.mkdir(parents=True)
+    (user.run / "slurm.job").write_text("12")
+    code, out, _ = user.types("k8s.jobs", "status", PATH="/none")
+    assert code == 0 and out.startswith("Slurm job 12: its state is not known here")
+
+
 @pytest.mark.parametrize(
     ("settings", "code", "text"),
     [
@@ -260,7 +253,7 @@ def test_a_job_that_waits_for_nodes_is_canceled_by_make_stop(user: User) -> None
         ({"SBATCH_ARGS": "gpu"}, 64, "Must be long options with blanks between them"),
         ({"SBATCH_ARGS": "--qos=a --nodes=9"}, 64, "but not --job-name, --nodes"),
         ({"SBATCH_ARGS": "--comment=$(id)"}, 64, "Must be long options"),
-        ({"SYNC": "diloco", "OPTIMIZER": "adamw"}, 64, "set SYNC=ddp, or ENGINE=kubernetes"),
+        ({"SYNC": "diloco", "OPTIMIZER": "adamw"}, 64, "which only ENGINE=kubernetes starts; set SYNC=ddp"),
         ({"MAKE_TARGET": "train-8xa100", "MAKE_SETTINGS": "VOLUME", "VOLUME": "v"}, 64,
          "VOLUME (command line): Has no effect without ENGINE=kubernetes."),
         ({"PATH": "/none"}, 78, "sbatch is not installed here. Run this on a login node"),

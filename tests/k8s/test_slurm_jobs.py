@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from record.run_paths import RunPaths
 from tests.k8s.slurm_cluster import LACKS, NODES, Slurm
 from tests.running import ROOT, environment, events, losses, saved_steps, train, wait_until
 
@@ -107,15 +106,10 @@ class Job:
         return bool(self.slurm.ask("squeue", "-h", "-j", self.id))
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path
-
-
 def test_a_run_that_is_signaled_before_its_time_limit_is_requeued_and_loses_no_step(
-    slurm: Slurm, folder: Path, data: dict[str, str], undisturbed: dict[int, tuple[float, float]]
+    slurm: Slurm, tmp_path: Path, data: dict[str, str], undisturbed: dict[int, tuple[float, float]]
 ) -> None:
-    job = Job(slurm, folder, data)
+    job = Job(slurm, tmp_path, data)
     assert f"Slurm job {job.id} is submitted" in job.out
     job.wait_for_step(130)
     assert f"Slurm job {job.id}: RUNNING 127.0.0." in job.make("k8s.jobs", "status")
@@ -133,24 +127,24 @@ def test_a_run_that_is_signaled_before_its_time_limit_is_requeued_and_loses_no_s
 
 
 def test_make_stop_saves_and_the_same_command_goes_on(
-    slurm: Slurm, folder: Path, data: dict[str, str], undisturbed: dict[int, tuple[float, float]]
+    slurm: Slurm, tmp_path: Path, data: dict[str, str], undisturbed: dict[int, tuple[float, float]]
 ) -> None:
-    job = Job(slurm, folder, data)
+    job = Job(slurm, tmp_path, data)
     job.wait_for_step(130)
     said = job.make("k8s.jobs", "stop")
     step = saved_steps(job.folder)[-1]
     assert f"Slurm job {job.id} has ended; last checkpoint: step {step}" in said
     assert not slurm.ask("squeue", "-h") and step % 100
-    again = Job(slurm, folder, data)
+    again = Job(slurm, tmp_path, data)
     again.wait_for_end()
     assert again.id != job.id
     assert losses(job.folder) == undisturbed
 
 
 def test_a_run_whose_processes_are_killed_on_one_node_is_requeued(
-    slurm: Slurm, folder: Path, data: dict[str, str], undisturbed: dict[int, tuple[float, float]]
+    slurm: Slurm, tmp_path: Path, data: dict[str, str], undisturbed: dict[int, tuple[float, float]]
 ) -> None:
-    job = Job(slurm, folder, data)
+    job = Job(slurm, tmp_path, data)
     job.wait_for_step(130)
     slurm.kill_tasks(slurm.nodes_of(job.id)[1], job.id)
     job.wait_for_requeue()
@@ -162,12 +156,12 @@ def test_a_run_whose_processes_are_killed_on_one_node_is_requeued(
 @pytest.mark.parametrize("which", [0, 1], ids=["of the script", "other"])
 def test_a_run_whose_node_dies_goes_on_on_others(
     slurm: Slurm,
-    folder: Path,
+    tmp_path: Path,
     data: dict[str, str],
     undisturbed: dict[int, tuple[float, float]],
     which: int,
 ) -> None:
-    job = Job(slurm, folder, data)
+    job = Job(slurm, tmp_path, data)
     job.wait_for_step(130)
     lost = slurm.nodes_of(job.id)[which]
     assert lost in NODES
@@ -180,4 +174,3 @@ def test_a_run_whose_node_dies_goes_on_on_others(
     finally:
         slurm.start_node(lost)
     assert losses(job.folder) == undisturbed
-    assert RunPaths(job.folder).checkpoints.is_dir()
