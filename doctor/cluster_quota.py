@@ -8,6 +8,7 @@ that of a run is there before, or is one of many.
 """
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -311,12 +312,8 @@ def outside(name: str, item: Thing, asks: Mapping[str, float]) -> list[Finding]:
                     found.append(Finding("limits", FAIL, text, REMEDIES[what], BAD_SETTING))
                     continue
                 setting = SETTING.get(what, "GPUS_PER_NODE")
-                value = int(bound / (2**30 if what in IN_BYTES else 1))
-                exact = (
-                    value
-                    if side == "max"
-                    else value + (value * (2**30 if what in IN_BYTES else 1) < bound)
-                )
+                unit = 2**30 if what in IN_BYTES else 1
+                exact = math.floor(bound / unit) if side == "max" else math.ceil(bound / unit)
                 found.append(
                     Finding(
                         "limits",

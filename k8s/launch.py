@@ -144,12 +144,12 @@ def send(command: str) -> int:
     with keeping_to(here):
         gpu = None
         notes = tuple[str, ...]()
-        by_product = True
+        by_product = True  # asks for GPU_PRODUCTS
         if not data and c.device != "cpu":
             offer = sites.read_offer(c)
             gpu = offer.gpu
             c = sites.fit_pod(c, offer)
-            by_product = sites.carry_products()
+            by_product = offer.has_products
             if gpu is None:
                 notes = (f"you may not read nodes, so pods request GPUs as {sites.GPU}",)
         text = render(

@@ -100,11 +100,13 @@ class Offer:
         gpu: the name by which pods ask for GPUs; None if nodes may not be read and GPU_RESOURCE is not set.
         cpus: the share of a pod, where each node is full of them; None if that is not known.
         memory_gb: the same of memory, in GiB.
+        has_products: whether any node says which GPUs it has; True if nodes may not be read.
     """
 
     gpu: str | None
     cpus: int | None = None
     memory_gb: int | None = None
+    has_products: bool = True
 
 
 def read_offer(c: Config) -> Offer:
@@ -117,7 +119,8 @@ def read_offer(c: Config) -> Offer:
         return Offer(c.gpu_resource or None)
     if done.code:
         raise refusal(done, ("get", "nodes"))
-    rooms = [offered(node) for node in wanted(json.loads(done.out)["items"], c)]
+    listed = json.loads(done.out)["items"]
+    rooms = [offered(node) for node in wanted(listed, c)]
     gpu = c.gpu_resource or choose_resource(rooms)
     cpus = list[int]()
     memory = list[int]()
@@ -127,7 +130,7 @@ def read_offer(c: Config) -> Offer:
             part = USABLE / pods
             cpus.append(int(part * (quantity(room_of_node.get("cpu", "0")) or 0)))
             memory.append(int(part * (quantity(room_of_node.get("memory", "0")) or 0) / 2**30))
-    return Offer(gpu, min(cpus, default=None), min(memory, default=None))
+    return Offer(gpu, min(cpus, default=None), min(memory, default=None), carry_products(listed))
 
 
 def choose_resource(rooms: Iterable[dict[str, str]]) -> str:
@@ -152,7 +155,7 @@ def fit_pod(c: Config, offer: Offer) -> Config:
 
 def wanted(things: Sequence[dict[str, Any]], c: Config) -> list[dict[str, Any]]:
     """Return the nodes of GPU_PRODUCTS at SITE; where no node carries its product, all at SITE."""
-    carried = any(PRODUCT in labels_of(node) for node in things)
+    carried = carry_products(things)
     return [
         node
         for node in things
@@ -178,14 +181,9 @@ def is_whole_gpu(resource: str) -> bool:
     )
 
 
-def carry_products() -> bool:
-    """Whether any node carries the product of its GPUs; True where nodes may not be listed. Raises Refused."""
-    try:
-        return any(node.product for node in nodes())
-    except Refused as refused:
-        if refused.kind != "rights":
-            raise
-        return True
+def carry_products(things: Iterable[dict[str, Any]]) -> bool:
+    """Whether any node carries the product of its GPUs."""
+    return any(labels_of(node).get(PRODUCT) for node in things)
 
 
 def quantity(text: str) -> float | None:
@@ -315,15 +313,14 @@ def table(listed: Sequence[Node], c: Config) -> str:
         for row in rows
     ]
     unready = sum(not node.ready for node in listed if node.product)
+    left_out = ""
+    if unready == 1:
+        left_out = "; 1 node is not ready and left out"
+    elif unready:
+        left_out = f"; {unready} nodes are not ready and left out"
     lines += [
         f"* of GPU_PRODUCTS. PODS of GPUS_PER_NODE={c.gpus_per_node} that would fit if nothing else ran; "
-        f"NODES={c.nodes} are wished for. GPUS and NODES are without those that are cordoned"
-        + (
-            f"; {unready} {'node is' if unready == 1 else 'nodes are'} not ready and left out"
-            if unready
-            else ""
-        )
-        + ".",
+        f"NODES={c.nodes} are wished for. GPUS and NODES are without those that are cordoned{left_out}.",
         "Which of them are free cannot be seen with a user's rights: make train-8xa100 WAIT=1 tries until "
         "all pods find room, and SITE=NAME keeps them together.",
     ]

@@ -203,7 +203,7 @@ def merge(old: Any, new: Any) -> Any:
 
 
 def merge_lists(old: list[Any], new: list[Any]) -> list[Any]:
-    """Return old with the items of new: merged into the one of their name, and mount path, or behind the others."""
+    """Return old with the items of new. Those with the name (and mount path) of an old one are merged into it."""
     merged = list(old)
     for item in new:
         at = next(

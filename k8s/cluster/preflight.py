@@ -73,7 +73,7 @@ class Found:
     nodes: list[sites.Node] | None = None  # None: may not be listed
     claim: dict[str, Any] | None = None  # the volume, where there is one
     namespace_is_there: bool = True
-    one_node_disk: bool = False  # the volume to be made is of a class that one node may write to
+    one_node_disk: bool = False  # a new volume is of a class that only one node at a time can mount
 
     def refuse(self) -> None:
         """Raise all problems together."""

@@ -125,7 +125,7 @@ def digest(things: list[dict[str, Any]]) -> str:
 
 
 def claim(c: Config, one_node_disk: bool = False) -> str:
-    """The volume's claim, as YAML. one_node_disk: its class makes disks that one node at a time writes to."""
+    """The volume's claim, as YAML. one_node_disk: only one node at a time can mount volumes of its class."""
     patches: list[dict[str, Any]] = (
         [{"op": "add", "path": "/spec/storageClassName", "value": c.storage_class}]
         if c.storage_class
