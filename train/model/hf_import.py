@@ -160,16 +160,7 @@ def tensors(folder: Path) -> dict[str, Stored]:
 
 
 def check_types(folder: Path) -> None:
-    """Raise ForeignError if a weight has a type whose values mean nothing without scales, as int8.
-
-    Also if there is an adapter, which transformers would add to the weights and others would not.
-    """
-    adapter = folder / "adapter_config.json"
-    if os.path.lexists(adapter):
-        raise ForeignError(
-            f"{adapter}: An adapter next to the weights changes what some programs read. Merge it with "
-            "peft's merge_and_unload, or remove its files."
-        )
+    """Raise ForeignError if a weight has a type whose values mean nothing without scales, as int8."""
     odd = []
     for name, one in tensors(folder).items():
         if name.endswith("weight") and one.dtype not in READABLE:
@@ -195,7 +186,16 @@ def open_file(path: Path) -> Any:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the safetensors files of a folder, all of them there. Raises ForeignError."""
+    """Return the safetensors files of a folder, all of them there. Raises ForeignError.
+
+    An adapter is refused: transformers would add it to the weights, and others would not.
+    """
+    adapter = folder / "adapter_config.json"
+    if os.path.lexists(adapter):
+        raise ForeignError(
+            f"{adapter}: An adapter next to the weights changes what some programs read. Merge it with "
+            "peft's merge_and_unload, or remove its files."
+        )
     single = folder / "model.safetensors"
     index = folder / "model.safetensors.index.json"
     if single.is_file() or (single.is_symlink() and not index.is_file()):
